@@ -1,0 +1,43 @@
+"""Every error this package raises.
+
+A failed check is data (`parity.findings.Finding`), never an exception: these are for input that cannot be read, commands that
+cannot be carried out and engines that do not answer. Each message names the file, the record, the field and the numbers.
+
+    ParityError
+    ├── UsageError              the command cannot be carried out as asked                        exit 2
+    ├── InputError              a file or record cannot be read or is not what it claims to be     exit 2
+    │   └── ExchangeError       a request or response is not of a shape that the protocol has
+    ├── EngineError             the engine failed to start, died, or refused a control request     exit 2
+    │   └── EngineUnavailable   no answer: connection refused or cut, 502, 503, 504, time-out (worth a restart)
+    └── TrainingError           a training step produced a value that training cannot go on from   exit 2
+"""
+
+from __future__ import annotations
+
+
+class ParityError(Exception):
+    """Base of every error that this package raises on purpose."""
+
+
+class UsageError(ParityError):
+    """The command cannot be carried out as asked; the message says what to do instead."""
+
+
+class InputError(ParityError):
+    """A file or record cannot be read; the message names the file, the record and the field."""
+
+
+class ExchangeError(InputError):
+    """A `/generate` request or response is of no shape that the protocol has."""
+
+
+class EngineError(ParityError):
+    """The engine failed to start, died, or refused a control request."""
+
+
+class EngineUnavailable(EngineError):
+    """The engine gave no answer (refused, cut, 502, 503, 504, time-out): it may be restarted and asked again."""
+
+
+class TrainingError(ParityError):
+    """A training step produced a value that training cannot go on from, such as a NaN loss."""

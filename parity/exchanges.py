@@ -1,0 +1,126 @@
+"""Exchanges: one HTTP request to `/generate` and what came back, as sent and as received.
+
+The wire is that of SGLang's native API. A response is a JSON object for one prompt with n = 1, and a list otherwise, prompt-major:
+for prompts p1, p2 and n = 2 the order is p1 p1 p2 p2 (`tokenizer_manager.py` of SGLang 0.5.23).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from parity.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One request and its answer.
+
+    Times are seconds since the epoch. `status` is the HTTP status, or 0 when the connection gave none; `response` is then the
+    error's text. `attempt` counts from 1. `rollout_id` and `group_index` say which prompt group was asked for.
+    """
+
+    request: Mapping[str, Any]
+    status: int
+    response: Any
+    headers: Mapping[str, str] = field(default_factory=dict)
+    url: str | None = None
+    engine_id: str | None = None
+    sent_at: float | None = None
+    received_at: float | None = None
+    attempt: int = 1
+    rollout_id: int | None = None
+    group_index: int | None = None
+    arm: str | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def from_json(cls, row: object, place: str) -> Exchange:
+        """An exchange from one decoded line; fields it does not know go to `extra`.
+
+        Raises:
+            InputError: The line is no object, lacks `request`, `status` or `response`, or one of its fields has the wrong type.
+        """
+        if not isinstance(row, dict):
+            raise InputError(f"{place}: an exchange is a JSON object, not {type(row).__name__}")
+        missing = [name for name in ("request", "status", "response") if name not in row]
+        if missing:
+            raise InputError(f"{place}: an exchange needs request, status and response; {missing} missing")
+        for name, kinds in _FIELD_TYPES.items():
+            value = row.get(name)
+            if value is not None and (not isinstance(value, kinds) or isinstance(value, bool)):
+                raise InputError(f"{place}: field {name!r} is {type(value).__name__}: {str(value)[:80]!r}")
+        known = {name: row[name] for name in _FIELD_TYPES | {"response": object} if row.get(name) is not None}
+        known.setdefault("response", None)
+        extra = {name: value for name, value in row.items() if name not in _FIELD_TYPES and name != "response"}
+        return cls(**known, extra=extra)
+
+    def to_json(self) -> dict[str, Any]:
+        """The exchange as one line of ``*.exchanges.jsonl`` holds it."""
+        row = {name: getattr(self, name) for name in _FIELD_TYPES if getattr(self, name) is not None}
+        return {**row, "response": self.response, **self.extra}
+
+    @property
+    def n(self) -> int:
+        """Samples asked for each prompt; 1 where the request says nothing. With a list of sampling parameters, the first's."""
+        params = self.request.get("sampling_params") or {}
+        first = params[0] if isinstance(params, list) and params else params
+        n = first.get("n", 1) if isinstance(first, dict) else 1
+        return n if isinstance(n, int) and not isinstance(n, bool) else 1
+
+    @property
+    def is_batch(self) -> bool:
+        """Whether the request is a list of prompts."""
+        ids, text = self.request.get("input_ids"), self.request.get("text")
+        if ids is not None:
+            return isinstance(ids, list) and bool(ids) and isinstance(ids[0], list)
+        return isinstance(text, list)
+
+    @property
+    def prompts(self) -> int:
+        """Number of prompts in the request."""
+        prompts = self.request.get("input_ids") if self.request.get("input_ids") is not None else self.request.get("text")
+        return len(prompts) if self.is_batch and isinstance(prompts, list) else 1
+
+    @property
+    def outputs(self) -> list[Any]:
+        """The response's items, one a sample, as received; an object counts as a list of one."""
+        return self.response if isinstance(self.response, list) else [self.response]
+
+
+_FIELD_TYPES: dict[str, type | tuple[type, ...]] = {
+    "request": dict,
+    "status": int,
+    "headers": dict,
+    "url": str,
+    "engine_id": str,
+    "sent_at": (int, float),
+    "received_at": (int, float),
+    "attempt": int,
+    "rollout_id": int,
+    "group_index": int,
+    "arm": str,
+}
+
+
+def read_exchanges(path: Path) -> Iterator[Exchange]:
+    """Reads a plain ``*.exchanges.jsonl`` line by line.
+
+    Raises:
+        InputError: The file cannot be opened, or a line is no exchange; the message names file and line.
+    """
+    try:
+        with path.open("rb") as lines:
+            for number, line in enumerate(lines, start=1):
+                place = f"{path}:{number}"
+                try:
+                    row = orjson.loads(line)
+                except orjson.JSONDecodeError as error:
+                    raise InputError(f"{place}: not JSON: {error}") from error
+                yield Exchange.from_json(row, place)
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror or error}") from error

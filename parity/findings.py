@@ -1,0 +1,165 @@
+"""Findings: the result of each check or test, and how findings become a verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+
+class Level(str, Enum):
+    """The rungs of the ladder of evidence, lowest first."""
+
+    CONTRACT = "contract"
+    SAMPLING = "sampling"
+    REPLAY = "replay"
+    TRAINING = "training"
+    COST = "cost"
+
+    @property
+    def rung(self) -> str:
+        """The short name, ``L0`` to ``L4``."""
+        return f"L{list(Level).index(self)}"
+
+
+class Status(str, Enum):
+    """What one check or test found."""
+
+    PASS = "pass"
+    FAIL = "fail"
+    INCONCLUSIVE = "inconclusive"
+    NOT_COMPARED = "not_compared"
+
+
+class Severity(str, Enum):
+    """Whether a failure makes training wrong (`ERROR`) or merely surprises (`WARNING`)."""
+
+    ERROR = "error"
+    WARNING = "warning"
+
+
+class Verdict(str, Enum):
+    """The outcome of a comparison of two arms."""
+
+    PARITY = "PARITY"
+    DIFFERENT = "DIFFERENT"
+    INCONCLUSIVE = "INCONCLUSIVE"
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """The place a finding speaks of; `None` where it speaks of everything.
+
+    `run` is the run's name (``native-seed0``), `rollout_id` its training step, `group_index` the prompt group inside the
+    rollout, `index` the slot inside the group (0-based), `field` the field of the sample, exchange or metric.
+    """
+
+    run: str | None = None
+    rollout_id: int | None = None
+    group_index: int | None = None
+    index: int | None = None
+    field: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The parts that are known, as `{"rollout_id": 0, …}`."""
+        parts = {name: getattr(self, name) for name in self.__slots__}
+        return {name: value for name, value in parts.items() if value is not None}
+
+    def __str__(self) -> str:
+        names = {"run": "run", "rollout_id": "step", "group_index": "group", "index": "slot", "field": "field"}
+        return ", ".join(f"{names[key]} {value}" for key, value in self.to_json().items())
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The result of one check or test.
+
+    Attributes:
+        check: The check's name, stable across versions (``output_count``).
+        level: The rung of the ladder it belongs to.
+        status: What it found.
+        message: One sentence for a person, with its numbers.
+        where: The place, or an empty `Where` for a finding about everything checked.
+        expected: The value the rule demands, JSON-compatible.
+        observed: The value found, JSON-compatible.
+        severity: Only a failed finding of severity `ERROR` fails a verdict.
+        evidence: Numbers behind the message by name, JSON-compatible: estimate, interval, p, units and their number, method.
+    """
+
+    check: str
+    level: Level
+    status: Status
+    message: str
+    where: Where = Where()
+    expected: Any = None
+    observed: Any = None
+    severity: Severity = Severity.ERROR
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def fails(self) -> bool:
+        """Whether this finding alone decides against the change."""
+        return self.status is Status.FAIL and self.severity is Severity.ERROR
+
+    def to_json(self) -> dict[str, Any]:
+        """The finding in the format of `--json`."""
+        return {
+            "check": self.check,
+            "level": self.level.value,
+            "status": self.status.value,
+            "severity": self.severity.value,
+            "where": self.where.to_json(),
+            "expected": self.expected,
+            "observed": self.observed,
+            "message": self.message,
+            "evidence": dict(self.evidence),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """A verdict and the sentences that it rests on."""
+
+    verdict: Verdict
+    reasons: Sequence[str]
+
+
+def status_of_level(findings: Iterable[Finding], level: Level) -> Status:
+    """The status of one rung: fail if any error fails, else inconclusive if any is, else pass; not compared if none was.
+
+    A warning never fails a rung. A finding that was not compared counts only when nothing else on the rung was compared.
+    """
+    on_level = [finding for finding in findings if finding.level is level]
+    if any(finding.fails for finding in on_level):
+        return Status.FAIL
+    statuses = {finding.status for finding in on_level}
+    if Status.INCONCLUSIVE in statuses:
+        return Status.INCONCLUSIVE
+    if Status.PASS in statuses or Status.FAIL in statuses:
+        return Status.PASS
+    return Status.NOT_COMPARED
+
+
+def judge(findings: Sequence[Finding]) -> Judgement:
+    """Combines the rungs into a verdict.
+
+    DIFFERENT if any of contract, sampling, replay or training fails. PARITY if contract passes and at least one of sampling and
+    replay passes, with neither inconclusive: the verdict rests on the lower rungs, and training curves can only falsify it.
+    INCONCLUSIVE otherwise. Cost never decides.
+    """
+    deciding = (Level.CONTRACT, Level.SAMPLING, Level.REPLAY, Level.TRAINING)
+    status = {level: status_of_level(findings, level) for level in deciding}
+    reasons = []
+    for level in deciding:
+        of_level = [finding for finding in findings if finding.level is level]
+        failed = [finding for finding in of_level if finding.fails]
+        compared = sum(finding.status is not Status.NOT_COMPARED for finding in of_level)
+        detail = failed[0].message if failed else f"{compared} of {len(of_level)} findings compared"
+        reasons.append(f"{level.rung} {level.value}: {status[level].value.replace('_', ' ')} ({detail})")
+    if Status.FAIL in status.values():
+        return Judgement(Verdict.DIFFERENT, reasons)
+    identity = {status[Level.SAMPLING], status[Level.REPLAY]}
+    if status[Level.CONTRACT] is Status.PASS and Status.PASS in identity and Status.INCONCLUSIVE not in identity:
+        return Judgement(Verdict.PARITY, reasons)
+    return Judgement(Verdict.INCONCLUSIVE, reasons)

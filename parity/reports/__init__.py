@@ -1,0 +1,1 @@
+"""Verdict and findings as Markdown, PNG and JSON."""
