@@ -1,1 +1,1 @@
-"""Proves that a change to how an RL trainer requests its rollouts leaves training the same, or shows where it does not."""
+"""Proves that a change to how an RL trainer requests rollouts leaves training the same, or shows where it does not."""

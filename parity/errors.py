@@ -1,7 +1,8 @@
 """Every error this package raises.
 
-A failed check is data (`parity.findings.Finding`), never an exception: these are for input that cannot be read, commands that
-cannot be carried out and engines that do not answer. Each message names the file, the record, the field and the numbers.
+A failed check is data (`parity.findings.Finding`), never an exception: these are for input that cannot be read,
+commands that cannot be carried out and engines that do not answer. Each message names the file, the record, the field
+and the numbers.
 
     ParityError
     ├── UsageError              the command cannot be carried out as asked                        exit 2

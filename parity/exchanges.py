@@ -1,7 +1,7 @@
 """Exchanges: one HTTP request to `/generate` and what came back, as sent and as received.
 
-The wire is that of SGLang's native API. A response is a JSON object for one prompt with n = 1, and a list otherwise, prompt-major:
-for prompts p1, p2 and n = 2 the order is p1 p1 p2 p2 (`tokenizer_manager.py` of SGLang 0.5.23).
+The wire is that of SGLang's native API. A response is a JSON object for one prompt with n = 1, and a list otherwise,
+prompt-major: for prompts p1, p2 and n = 2 the order is p1 p1 p2 p2 (`tokenizer_manager.py` of SGLang 0.5.23).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from parity.errors import InputError
 class Exchange:
     """One request and its answer.
 
-    Times are seconds since the epoch. `status` is the HTTP status, or 0 when the connection gave none; `response` is then the
-    error's text. `attempt` counts from 1. `rollout_id` and `group_index` say which prompt group was asked for.
+    Times are seconds since the epoch. `status` is the HTTP status, or 0 when the connection gave none; `response` is
+    then the error's text. `attempt` counts from 1. `rollout_id` and `group_index` say which prompt group was asked for.
     """
 
     request: Mapping[str, Any]
@@ -43,7 +43,8 @@ class Exchange:
         """An exchange from one decoded line; fields it does not know go to `extra`.
 
         Raises:
-            InputError: The line is no object, lacks `request`, `status` or `response`, or one of its fields has the wrong type.
+            InputError: The line is no object, lacks `request`, `status` or `response`, or one of its fields has the
+            wrong type.
         """
         if not isinstance(row, dict):
             raise InputError(f"{place}: an exchange is a JSON object, not {type(row).__name__}")
@@ -66,25 +67,25 @@ class Exchange:
 
     @property
     def n(self) -> int:
-        """Samples asked for each prompt; 1 where the request says nothing. With a list of sampling parameters, the first's."""
+        """Samples asked for each prompt, by the first sampling parameters; 1 where the request says nothing."""
         params = self.request.get("sampling_params") or {}
         first = params[0] if isinstance(params, list) and params else params
         n = first.get("n", 1) if isinstance(first, dict) else 1
         return n if isinstance(n, int) and not isinstance(n, bool) else 1
 
     @property
-    def is_batch(self) -> bool:
-        """Whether the request is a list of prompts."""
-        ids, text = self.request.get("input_ids"), self.request.get("text")
-        if ids is not None:
-            return isinstance(ids, list) and bool(ids) and isinstance(ids[0], list)
-        return isinstance(text, list)
+    def prompts(self) -> list[Any]:
+        """The prompts asked for, each a text or a list of token ids."""
+        text, ids = self.request.get("text"), self.request.get("input_ids")
+        if ids is None:
+            return text if isinstance(text, list) else [text]
+        return ids if isinstance(ids, list) and ids and isinstance(ids[0], list) else [ids]
 
     @property
-    def prompts(self) -> int:
-        """Number of prompts in the request."""
-        prompts = self.request.get("input_ids") if self.request.get("input_ids") is not None else self.request.get("text")
-        return len(prompts) if self.is_batch and isinstance(prompts, list) else 1
+    def is_batch(self) -> bool:
+        """Whether the request is a list of prompts, even of one."""
+        prompt = self.request.get("text") if self.request.get("input_ids") is None else self.request["input_ids"]
+        return prompt is self.prompts
 
     @property
     def outputs(self) -> list[Any]:

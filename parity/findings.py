@@ -51,8 +51,8 @@ class Verdict(str, Enum):
 class Where:
     """The place a finding speaks of; `None` where it speaks of everything.
 
-    `run` is the run's name (``native-seed0``), `rollout_id` its training step, `group_index` the prompt group inside the
-    rollout, `index` the slot inside the group (0-based), `field` the field of the sample, exchange or metric.
+    `run` is the run's name (``native-seed0``), `rollout_id` its training step, `group_index` the prompt group inside
+    the rollout, `index` the slot inside the group (0-based), `field` the field of the sample, exchange or metric.
     """
 
     run: str | None = None
@@ -84,7 +84,8 @@ class Finding:
         expected: The value the rule demands, JSON-compatible.
         observed: The value found, JSON-compatible.
         severity: Only a failed finding of severity `ERROR` fails a verdict.
-        evidence: Numbers behind the message by name, JSON-compatible: estimate, interval, p, units and their number, method.
+        evidence: Numbers behind the message by name, JSON-compatible: estimate, interval, p, units and their number,
+        method.
     """
 
     check: str
@@ -126,9 +127,10 @@ class Judgement:
 
 
 def status_of_level(findings: Iterable[Finding], level: Level) -> Status:
-    """The status of one rung: fail if any error fails, else inconclusive if any is, else pass; not compared if none was.
+    """The status of one rung: fail if any error fails, else inconclusive if any is, else pass or not compared.
 
-    A warning never fails a rung. A finding that was not compared counts only when nothing else on the rung was compared.
+    A warning never fails a rung. A finding that was not compared counts only when nothing else on the rung was
+    compared.
     """
     on_level = [finding for finding in findings if finding.level is level]
     if any(finding.fails for finding in on_level):
@@ -144,9 +146,9 @@ def status_of_level(findings: Iterable[Finding], level: Level) -> Status:
 def judge(findings: Sequence[Finding]) -> Judgement:
     """Combines the rungs into a verdict.
 
-    DIFFERENT if any of contract, sampling, replay or training fails. PARITY if contract passes and at least one of sampling and
-    replay passes, with neither inconclusive: the verdict rests on the lower rungs, and training curves can only falsify it.
-    INCONCLUSIVE otherwise. Cost never decides.
+    DIFFERENT if any of contract, sampling, replay or training fails. PARITY if contract passes and at least one of
+    sampling and replay passes, with neither inconclusive: the verdict rests on the lower rungs, and training curves can
+    only falsify it. INCONCLUSIVE otherwise. Cost never decides.
     """
     deciding = (Level.CONTRACT, Level.SAMPLING, Level.REPLAY, Level.TRAINING)
     status = {level: status_of_level(findings, level) for level in deciding}

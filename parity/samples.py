@@ -1,7 +1,7 @@
 """Samples and rollouts: what came out of the engine, as rows while they are made and as columns once they are checked.
 
-A `Sample` is one response; a `Rollout` holds many as Arrow columns, so that checks run over arrays and never token by token in
-Python. The columns are those of ``*.samples.jsonl`` and of the Parquet files of an experiment.
+A `Sample` is one response; a `Rollout` holds many as Arrow columns, so that checks run over arrays and never token by
+token in Python. The columns are those of ``*.samples.jsonl`` and of the Parquet files of an experiment.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ STATUS_OF_FINISH_REASON = {"stop": "completed", "length": "truncated", "abort": 
 class Sample:
     """One response, filled in as it becomes known; `None` means not known, which is not the same as empty.
 
-    `group_index` is the prompt group inside the rollout and `index` the slot inside the group, both from 0. `prompt_ids`,
-    `output_ids`, `logprobs` (natural log, of the tokens sampled) and `loss_mask` (1 for trained tokens) are per token; the last
-    three have one entry per response token. `reward` and `advantage` are per response.
+    `group_index` is the prompt group inside the rollout and `index` the slot inside the group, both from 0.
+    `prompt_ids`, `output_ids`, `logprobs` (natural log, of the tokens sampled) and `loss_mask` (1 for trained tokens)
+    are per token; the last three have one entry per response token. `reward` and `advantage` are per response.
     """
 
     group_index: int
@@ -101,7 +101,7 @@ SAMPLE_FIELDS = tuple(item.name for item in fields(Sample))
 
 @dataclass(frozen=True, slots=True)
 class Ragged:
-    """A column of lists: row i is `values[offsets[i]:offsets[i + 1]]`; a row that is null has `valid[i]` False and no entries.
+    """A column of lists: row i is `values[offsets[i]:offsets[i + 1]]`, and empty with `valid[i]` False where null.
 
     Shapes: `values` (total entries,), `offsets` (rows + 1,), `valid` (rows,).
     """
@@ -143,7 +143,8 @@ class Rollout:
         """Columns of a table that somebody wrote: unknown columns are refused, missing optional ones are null.
 
         Raises:
-            InputError: `group_index` or `index` is missing or null, a column is unknown, or one cannot be cast to its type.
+            InputError: `group_index` or `index` is missing or null, a column is unknown, or one cannot be cast to its
+            type.
         """
         unknown = sorted(set(table.column_names) - set(SCHEMA.names))
         if unknown:
@@ -161,7 +162,9 @@ class Rollout:
             try:
                 arrays.append(values.cast(column.type))
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-                raise InputError(f"{source}: column {column.name!r} is {values.type}, not {column.type}: {error}") from error
+                raise InputError(
+                    f"{source}: column {column.name!r} is {values.type}, not {column.type}: {error}"
+                ) from error
         return cls(pa.table(arrays, schema=SCHEMA))
 
     @classmethod
