@@ -206,7 +206,7 @@ class Rollout:
 
     def integers(self, name: str, null: int = -1) -> npt.NDArray[np.int64]:
         """An integer column (rows,), with `null` in place of nulls."""
-        return self.table.column(name).fill_null(null).to_numpy(zero_copy_only=False).astype(np.int64)
+        return np.asarray(self.table.column(name).fill_null(null).to_numpy(zero_copy_only=False), dtype=np.int64)
 
     def strings(self, name: str) -> npt.NDArray[np.object_]:
         """A text column as objects (rows,), `None` where null."""
