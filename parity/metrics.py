@@ -1,0 +1,347 @@
+"""What is measured: the metrics of one rollout, curves of a run, and runs brought to common steps. No inference here.
+
+Names are slime's (`slime/utils/metric_utils.py`, `slime/ray/rollout.py` and `log_rollout_data` of its training
+backends), so that curves of any trainer that reports under them lie side by side. Where slime has no name, these are
+added in its manner: `rollout/samples`, `rollout/groups`, `rollout/group_reward_std`, `rollout/finish_reason/<reason>`,
+`rollout/rollout_log_probs_len/mean` and `rollout/missing/<column>`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from parity.errors import InputError
+from parity.samples import FINISH_REASONS, Rollout
+
+Floats = npt.NDArray[np.float64]
+
+
+def rollout_metrics(rollout: Rollout, seconds: float) -> dict[str, float]:
+    """The metrics of one rollout by name; a metric whose column no sample has is absent, never zero.
+
+    A column that only some samples have is averaged over those, and `rollout/missing/<column>` counts the others.
+    Response lengths count trained tokens (the sum of the loss mask where there is one), as slime's effective length.
+    `rollout/rollout_log_probs` is the mean over samples of each sample's mean over trained tokens, in nats.
+    `rollout/group_reward_std` is the mean over groups of the standard deviation with n - 1, over groups of two or more.
+    `perf/tokens_per_gpu_per_sec` counts each engine as one GPU.
+
+    Args:
+        rollout: The samples of one training step.
+        seconds: Wall time from the first request to the last answer.
+
+    Raises:
+        InputError: The rollout has no samples, or `seconds` is not positive.
+    """
+    if len(rollout) == 0:
+        raise InputError("a rollout without samples has no metrics")
+    if not seconds > 0:
+        raise InputError(f"a rollout of {len(rollout)} samples cannot take {seconds} seconds")
+    groups = _group_of_sample(rollout)
+    metrics = {
+        "rollout/samples": float(len(rollout)),
+        "rollout/groups": float(groups.max() + 1),
+        "perf/rollout_time": float(seconds),
+    }
+    metrics |= _length_metrics(rollout, seconds)
+    metrics |= _reward_metrics(rollout, groups)
+    metrics |= _finish_metrics(rollout)
+    metrics |= _log_prob_metrics(rollout)
+    metrics |= _cache_metrics(rollout)
+    return metrics
+
+
+def _group_of_sample(rollout: Rollout) -> npt.NDArray[np.int64]:
+    """The number of each sample's group, (rows,), from 0 up without gaps; a group is a (rollout_id, group_index)."""
+    keys = np.stack([rollout.integers("rollout_id"), rollout.integers("group_index")], axis=1)
+    return np.unique(keys, axis=0, return_inverse=True)[1].reshape(-1)
+
+
+def _known(rollout: Rollout, name: str) -> tuple[Floats, npt.NDArray[np.bool_], dict[str, float]]:
+    """A numeric column, which rows have it, and the count of the rows that lack it where only some do."""
+    values, known = rollout.numbers(name)
+    return values, known, _missing(name, known)
+
+
+def _missing(name: str, known: npt.NDArray[np.bool_]) -> dict[str, float]:
+    lacking = int(np.sum(~known))
+    return {f"rollout/missing/{name}": float(lacking)} if 0 < lacking < len(known) else {}
+
+
+def _length_metrics(rollout: Rollout, seconds: float) -> dict[str, float]:
+    lengths, known, metrics = _known(rollout, "response_length")
+    if not known.any():
+        ids = rollout.ragged("output_ids")
+        lengths, known = ids.lengths.astype(np.float64), ids.valid
+        metrics = _missing("output_ids", known)
+    mask = rollout.ragged("loss_mask")
+    trained = np.bincount(mask.rows_of_values, weights=mask.values, minlength=len(rollout))
+    lengths = np.where(mask.valid, trained, lengths)[known | mask.valid]
+    if lengths.size == 0:
+        return metrics
+    engines = len(set(rollout.strings("engine_id")))
+    return metrics | {
+        "rollout/response_len/mean": float(lengths.mean()),
+        "rollout/response_len/median": float(np.median(lengths)),
+        "rollout/response_len/max": float(lengths.max()),
+        "rollout/response_len/min": float(lengths.min()),
+        "perf/tokens_per_gpu_per_sec": float(lengths.sum() / seconds / engines),
+        "perf/longest_sample_tokens_per_sec": float(lengths.max() / seconds),
+    }
+
+
+def _reward_metrics(rollout: Rollout, groups: npt.NDArray[np.int64]) -> dict[str, float]:
+    advantages, known, metrics = _known(rollout, "advantage")
+    if known.any():
+        metrics["rollout/advantages"] = float(advantages[known].mean())
+    rewards, known, missing = _known(rollout, "reward")
+    metrics |= missing
+    if not known.any():
+        return metrics
+    metrics["rollout/raw_reward"] = float(rewards[known].mean())
+    rewards, groups = rewards[known], np.unique(groups[known], return_inverse=True)[1].reshape(-1)
+    sizes = np.bincount(groups)
+    means = np.bincount(groups, weights=rewards) / sizes
+    variances = np.bincount(groups, weights=(rewards - means[groups]) ** 2) / np.maximum(sizes - 1, 1)
+    if (sizes > 1).any():
+        metrics["rollout/group_reward_std"] = float(np.sqrt(variances[sizes > 1]).mean())
+    order = np.lexsort((rewards, groups))
+    ends = np.cumsum(sizes)
+    lowest, highest = rewards[order][ends - sizes], rewards[order][ends - 1]
+    for value, count in zip(*np.unique(np.round(lowest[lowest == highest], 1), return_counts=True), strict=True):
+        metrics[f"rollout/zero_std/count_{value}"] = float(count)
+    return metrics
+
+
+def _finish_metrics(rollout: Rollout) -> dict[str, float]:
+    statuses, status_known = _texts(rollout, "status")
+    reasons, reason_known = _texts(rollout, "finish_reason")
+    metrics = _missing("status", status_known) | _missing("finish_reason", reason_known)
+    if status_known.any():
+        metrics["rollout/truncated_ratio"] = float(np.mean(statuses[status_known] == "truncated"))
+    elif reason_known.any():
+        metrics["rollout/truncated_ratio"] = float(np.mean(reasons[reason_known] == "length"))
+    if reason_known.any():
+        for reason in sorted({*FINISH_REASONS, *reasons[reason_known]}):
+            metrics[f"rollout/finish_reason/{reason}"] = float(np.mean(reasons[reason_known] == reason))
+    return metrics
+
+
+def _texts(rollout: Rollout, name: str) -> tuple[npt.NDArray[np.object_], npt.NDArray[np.bool_]]:
+    values = rollout.strings(name)
+    return values, np.array([value is not None for value in values], dtype=np.bool_)
+
+
+def _log_prob_metrics(rollout: Rollout) -> dict[str, float]:
+    log_probs, mask = rollout.ragged("logprobs"), rollout.ragged("loss_mask")
+    if not log_probs.valid.any():
+        return {}
+    metrics = _missing("logprobs", log_probs.valid)
+    metrics["rollout/rollout_log_probs_len/mean"] = float(log_probs.lengths[log_probs.valid].mean())
+    masked = mask.valid & log_probs.valid
+    unequal = masked & (mask.lengths != log_probs.lengths)
+    if unequal.any():
+        return metrics | {"rollout/missing/aligned_loss_mask": float(unequal.sum())}
+    weights = np.ones(len(log_probs.values))
+    weights[masked[log_probs.rows_of_values]] = mask.values[masked[mask.rows_of_values]]
+    rows = log_probs.rows_of_values
+    tokens = np.bincount(rows, weights=weights, minlength=len(rollout))
+    trained = np.where(weights > 0, log_probs.values, 0.0)
+    sums = np.bincount(rows, weights=trained, minlength=len(rollout))
+    if (tokens > 0).any():
+        metrics["rollout/rollout_log_probs"] = float(np.mean(sums[tokens > 0] / tokens[tokens > 0]))
+    return metrics
+
+
+def _cache_metrics(rollout: Rollout) -> dict[str, float]:
+    cached, known, metrics = _known(rollout, "cached_tokens")
+    prompt, prompt_known = rollout.numbers("prompt_tokens")
+    both = known & prompt_known
+    if known.any():
+        metrics["rollout/avg_cached_tokens_per_sample"] = float(cached[known].mean())
+    if both.any() and prompt[both].sum() > 0:
+        metrics["rollout/prefix_cache_hit_rate"] = float(cached[both].sum() / prompt[both].sum())
+    return metrics
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """One metric of one run over its training steps.
+
+    Attributes:
+        run: The run's name (``native-seed0``).
+        metric: The metric's name.
+        steps: Training steps, (T,), strictly increasing.
+        values: The metric at each step, (T,); NaN where the source held NaN or null.
+        rewound: Steps that the source held more than once, because the run was resumed or a line doubled; the last one
+            counts.
+    """
+
+    run: str
+    metric: str
+    steps: npt.NDArray[np.int64]
+    values: Floats
+    rewound: tuple[int, ...] = ()
+
+
+RunCurves = Mapping[str, Curve]
+"""The curves of one run by the metric's name."""
+
+
+def curves_of_run(run: str, records: Iterable[Mapping[str, Any]]) -> dict[str, Curve]:
+    """The curves of a run from its lines of ``metrics.jsonl``, in the order they were written.
+
+    There is one record a step. A step that is not larger than the one before it means that the run went back:
+    everything kept from that step on belongs to an abandoned branch and is dropped, never averaged with what replaced
+    it. A null value is NaN, since JSON has no NaN.
+
+    Raises:
+        InputError: A record has no integer `step`, or a metric is neither a number nor null.
+    """
+    points: dict[str, dict[int, float]] = {}
+    rewound: dict[str, set[int]] = {}
+    last = None
+    for number, record in enumerate(records, start=1):
+        step = record.get("step")
+        if not isinstance(step, int) or isinstance(step, bool):
+            raise InputError(f"run {run}, metrics record {number}: field 'step' is {step!r}, not an integer")
+        if last is not None and step <= last:
+            for metric, kept in points.items():
+                abandoned = [earlier for earlier in kept if earlier >= step]
+                rewound[metric].update(abandoned)
+                points[metric] = {earlier: value for earlier, value in kept.items() if earlier < step}
+        last = step
+        for metric, value in record.items():
+            if metric == "step":
+                continue
+            if value is not None and (not isinstance(value, (int, float)) or isinstance(value, bool)):
+                raise InputError(f"run {run}, step {step}: metric {metric!r} is {value!r}, not a number")
+            points.setdefault(metric, {})[step] = float("nan") if value is None else float(value)
+            rewound.setdefault(metric, set())
+    return {
+        metric: Curve(
+            run=run,
+            metric=metric,
+            steps=np.fromiter(kept, np.int64, len(kept)),
+            values=np.fromiter(kept.values(), np.float64, len(kept)),
+            rewound=tuple(sorted(rewound[metric])),
+        )
+        for metric, kept in points.items()
+        if kept
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class AlignedRuns:
+    """Runs of one metric at the steps that all of them have.
+
+    Attributes:
+        metric: The metric's name.
+        runs: Names of the runs, R of them.
+        steps: Steps that every run has inside the common range, (T,).
+        values: The metric, (R, T).
+        common_range: The latest first step and the earliest last step, or None when the runs do not overlap.
+        missing: By run, the steps inside the common range that some other run has and this one lacks.
+        outside: By run, how many of its steps lie outside the common range and are not used.
+        rewound: By run, the steps inside the common range that its source held more than once.
+        not_finite: By run, the aligned steps at which the metric is NaN or infinite.
+    """
+
+    metric: str
+    runs: tuple[str, ...]
+    steps: npt.NDArray[np.int64]
+    values: Floats
+    common_range: tuple[int, int] | None
+    missing: Mapping[str, tuple[int, ...]]
+    outside: Mapping[str, int]
+    rewound: Mapping[str, tuple[int, ...]]
+    not_finite: Mapping[str, tuple[int, ...]]
+
+    @property
+    def missing_share(self) -> float:
+        """The share of the steps of the common range that are lost because some run lacks them."""
+        lost = len({step for steps in self.missing.values() for step in steps})
+        return lost / (lost + len(self.steps)) if lost else 0.0
+
+    def select(self, runs: Sequence[str]) -> Floats:
+        """The rows of the runs named, (len(runs), T)."""
+        return self.values[[self.runs.index(run) for run in runs]]
+
+    def notes(self) -> tuple[str, ...]:
+        """What was found while aligning, one sentence each; empty when every run has the same steps once."""
+        found = []
+        for run, steps in self.missing.items():
+            found.append(f"{run} lacks {len(steps)} steps of the common range (first {steps[0]})")
+        for run, count in self.outside.items():
+            found.append(f"{run} has {count} steps outside the common range that are not used")
+        for run, steps in self.rewound.items():
+            found.append(f"{run} went through {len(steps)} steps more than once (first {steps[0]}); the last counts")
+        for run, steps in self.not_finite.items():
+            found.append(f"{run} is NaN or infinite at {len(steps)} steps (first {steps[0]})")
+        return tuple(found)
+
+
+def align(curves: Sequence[Curve]) -> AlignedRuns:
+    """Brings runs of one metric to the steps that all of them have; nothing is interpolated.
+
+    Raises:
+        InputError: There are no curves, they are of several metrics, or two are of the same run.
+    """
+    metrics, runs = sorted({curve.metric for curve in curves}), [curve.run for curve in curves]
+    if len(metrics) != 1:
+        raise InputError(f"curves of exactly one metric can be aligned, not {metrics}")
+    if len(set(runs)) != len(runs):
+        raise InputError(f"metric {metrics[0]}: the same run is given more than once among {runs}")
+    first, last = max(int(curve.steps[0]) for curve in curves), min(int(curve.steps[-1]) for curve in curves)
+    inside = [(curve.steps >= first) & (curve.steps <= last) for curve in curves]
+    kept = [set(curve.steps[mask].tolist()) for curve, mask in zip(curves, inside, strict=True)]
+    every, shared = set.union(*kept), np.array(sorted(set.intersection(*kept)), dtype=np.int64)
+    values = np.stack([curve.values[np.isin(curve.steps, shared)] for curve in curves])
+    finite = np.isfinite(values)
+    return AlignedRuns(
+        metric=metrics[0],
+        runs=tuple(runs),
+        steps=shared,
+        values=values,
+        common_range=(first, last) if first <= last else None,
+        missing=_not_empty(runs, (tuple(sorted(every - steps)) for steps in kept)),
+        outside=_not_empty(runs, (int(np.sum(~mask)) for mask in inside)),
+        rewound=_not_empty(runs, (tuple(s for s in curve.rewound if first <= s <= last) for curve in curves)),
+        not_finite=_not_empty(runs, (tuple(shared[~row].tolist()) for row in finite)),
+    )
+
+
+def _not_empty(runs: Sequence[str], found: Iterable[Any]) -> dict[str, Any]:
+    return {run: item for run, item in zip(runs, found, strict=True) if item}
+
+
+def late_mean(aligned: AlignedRuns) -> Floats:
+    """The mean over the later half of the aligned steps, one number a run, (R,), in the metric's unit."""
+    return np.asarray(_late(aligned).mean(axis=1))
+
+
+def area_under_curve(aligned: AlignedRuns) -> Floats:
+    """The trapezoid area over the aligned steps divided by their span, one number a run, (R,), in the metric's unit."""
+    if len(aligned.steps) == 1:
+        return aligned.values[:, 0]
+    widths = np.diff(aligned.steps)
+    area = ((aligned.values[:, 1:] + aligned.values[:, :-1]) / 2 * widths).sum(axis=1)
+    return np.asarray(area / (aligned.steps[-1] - aligned.steps[0]))
+
+
+def late_median_log(aligned: AlignedRuns) -> Floats:
+    """The median over the later half of the aligned steps of the natural log, one number a run, (R,).
+
+    For positive metrics with heavy tails, such as the gradient norm. A value that is not positive has no logarithm: its
+    run is NaN.
+    """
+    late = _late(aligned)
+    return np.asarray(np.median(np.log(np.where(late > 0, late, np.nan)), axis=1))
+
+
+def _late(aligned: AlignedRuns) -> Floats:
+    return aligned.values[:, len(aligned.steps) // 2 :]
