@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import orjson
+import numpy as np
+import numpy.typing as npt
 
 from parity.errors import InputError
 from parity.findings import Finding, Judgement, Level, Status, judge, status_of_level
+from parity.metrics import AlignedRuns, RunCurves, align, curves_of_run, late_mean
+from parity.provenance import config_hash
 
 FINISH_REASON_METRIC = "rollout/finish_reason/"
 MARKED_EVENTS = ("engine_restart", "resume", "abort", "collapse")
@@ -31,7 +32,7 @@ class RunRecord:
         arm: How it asked for its groups.
         seed: The seed of its pair.
         design: ``twin`` or ``paired``.
-        metrics: One mapping a step, ordered, under slime's names, with its ``step``; a null value is read as NaN.
+        metrics: Lines of ``metrics.jsonl``: one mapping a step under slime's names, with its ``step``.
         outcome: Content of ``run.json``; read here: ``status``, ``message``, ``seconds``, ``peak_memory_bytes`` and
             ``counts`` (``samples``, ``groups``, ``exchanges``, …).
         events: Lines of ``events.jsonl``: ``event`` (``start``, ``step``, ``retry``, ``engine_restart``, ``resume``,
@@ -45,18 +46,6 @@ class RunRecord:
     metrics: Sequence[Mapping[str, Any]]
     outcome: Mapping[str, Any]
     events: Sequence[Mapping[str, Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class RunCurve:
-    """One metric of one run: `values[i]` was recorded at step `steps[i]`; a step without the metric is absent."""
-
-    run: str
-    arm: str
-    design: str
-    metric: str
-    steps: tuple[int, ...]
-    values: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +63,8 @@ class Row:
     """One line of the first table.
 
     `baseline` and `experiment` map the name of a value (``mean``, ``total``, or a finish reason) to its mean over the
-    arm's runs; they are empty when a run lacks the metric. `findings` holds the deciding finding of each rung that tested
-    the row, lowest rung first.
+    arm's runs; both are empty when a run lacks the metric. `findings` holds the deciding finding of each rung that
+    tested the row, lowest rung first; `notes` says what was found while aligning the runs.
     """
 
     name: str
@@ -84,14 +73,12 @@ class Row:
     baseline: Mapping[str, float]
     experiment: Mapping[str, float]
     findings: tuple[Finding, ...]
+    notes: tuple[str, ...] = ()
 
     @property
     def difference(self) -> Mapping[str, float]:
-        """Experiment minus baseline, for the values that both arms have; a share that one arm never had is 0 there."""
-        if not self.baseline or not self.experiment:
-            return {}
-        names = [*self.baseline, *(name for name in self.experiment if name not in self.baseline)]
-        return {name: self.experiment.get(name, 0.0) - self.baseline.get(name, 0.0) for name in names}
+        """Experiment minus baseline."""
+        return {name: self.experiment[name] - value for name, value in self.baseline.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +94,7 @@ class Rung:
 
 @dataclass(frozen=True, slots=True)
 class CostRow:
-    """One cost of both arms, as means over the runs of each run's mean over its steps; `None` where not recorded."""
+    """One cost of both arms, as means over runs and their common steps; `None` where not recorded."""
 
     name: str
     metric: str
@@ -156,7 +143,7 @@ class Provenance:
     steps: int | None
     margins: Mapping[str, float]
     config: Mapping[str, Any]
-    config_sha256: str
+    config_hash: str
     seconds: float | None
 
 
@@ -171,8 +158,9 @@ class Report:
         findings: All findings, in the order given.
         rows: The eight rows that reviewers ask for, in their order.
         ladder: The five rungs, lowest first.
-        basis: Which runs the rows' values come from, as a sentence.
-        curves: Every metric of every run.
+        compared_design: The design of the runs that the rows' values come from; empty where no design has both arms.
+        compared_runs: The names of those runs by arm.
+        curves: Every metric of every run, by the run's name.
         marks: Restarts, resumes, aborts and collapses, by run and step.
         cost: Costs of both arms over the same runs as the rows.
         outcomes: How each run ended.
@@ -186,8 +174,9 @@ class Report:
     findings: tuple[Finding, ...]
     rows: tuple[Row, ...]
     ladder: tuple[Rung, ...]
-    basis: str
-    curves: tuple[RunCurve, ...]
+    compared_design: str
+    compared_runs: Mapping[str, tuple[str, ...]]
+    curves: Mapping[str, RunCurves]
     marks: tuple[Mark, ...]
     cost: tuple[CostRow, ...]
     outcomes: tuple[RunOutcome, ...]
@@ -220,7 +209,7 @@ def _rule(name: str, metric: str, summary: str, checks: str, fields: str) -> Row
 
 
 ROW_RULES = (
-    _rule("output count", "rollout/output_count", "total", "output_count", "output_count"),
+    _rule("output count", "rollout/samples", "total", "output_count", "output_count"),
     _rule("response length", "rollout/response_len/mean", "mean", "response_length", "response_length output_ids"),
     _rule(
         "rollout_log_probs length", "rollout/rollout_log_probs_len/mean", "mean", "rollout_log_probs_length", "logprobs"
@@ -243,15 +232,14 @@ def build_report(experiment: Mapping[str, Any], runs: Sequence[RunRecord], findi
     each run's late mean (over the last half of the steps that all these runs have), so one number a run.
 
     Args:
-        experiment: Content of ``experiment.json``: ``baseline`` and ``experiment`` (arms) are required; ``commands`` (or
-            ``command``), ``commit``, ``versions``, ``task``, ``engine``, ``design``, ``seeds``, ``steps``, ``margins``,
-            ``config`` and ``seconds`` are shown as given, or as not recorded.
+        experiment: Content of ``experiment.json``: ``baseline`` and ``experiment`` (arms) are required; ``commands``
+            (or ``command``), ``commit``, ``versions``, ``task``, ``engine``, ``design``, ``seeds``, ``steps``,
+            ``margins``, ``config`` and ``seconds`` are shown as given, or as not recorded.
         runs: The runs, in any order.
         findings: The findings of all rungs.
 
     Raises:
-        InputError: `experiment` names no two different arms, two runs share a name, or a run has a step twice or
-            without a number.
+        InputError: `experiment` names no two different arms, two runs share a name, or a metric is no number.
     """
     baseline, arm = experiment.get("baseline"), experiment.get("experiment")
     if not isinstance(baseline, str) or not isinstance(arm, str) or baseline == arm:
@@ -260,43 +248,28 @@ def build_report(experiment: Mapping[str, Any], runs: Sequence[RunRecord], findi
     names = [run.name for run in ordered]
     if len(set(names)) != len(names):
         raise InputError(f"runs: names are not unique: {names}")
-    for run in ordered:
-        _check_steps(run)
-    compared, basis = _compared_runs(ordered, baseline, arm)
+    curves = {run.name: curves_of_run(run.name, run.metrics) for run in ordered}
+    design, compared = _compared_runs(ordered, (baseline, arm))
     return Report(
         baseline=baseline,
         experiment=arm,
         verdict=judge(findings),
         findings=tuple(findings),
-        rows=tuple(_row(rule, compared, (baseline, arm), findings) for rule in ROW_RULES),
+        rows=tuple(_row(rule, curves, compared, findings) for rule in ROW_RULES),
         ladder=tuple(_rung(level, findings) for level in Level),
-        basis=basis,
-        curves=tuple(curve for run in ordered for curve in run_curves(run)),
+        compared_design=design,
+        compared_runs={side: tuple(of_arm) for side, of_arm in zip((baseline, arm), compared, strict=True)},
+        curves=curves,
         marks=tuple(mark for run in ordered for mark in _marks(run)),
-        cost=tuple(_cost(name, metric, compared, (baseline, arm)) for name, metric in COST_METRICS),
+        cost=tuple(_cost(name, metric, curves, compared) for name, metric in COST_METRICS),
         outcomes=tuple(_outcome(run) for run in ordered),
         counts=_counts(ordered),
         provenance=_provenance(experiment),
     )
 
 
-def run_curves(run: RunRecord) -> list[RunCurve]:
-    """Every metric of a run as a curve, in order of their names; a step without the metric is left out, null is NaN.
-
-    Raises:
-        InputError: A value is no number.
-    """
-    metrics = sorted({name for row in run.metrics for name in row if name != "step"})
-    curves = []
-    for metric in metrics:
-        points = [(row["step"], _number(run.name, metric, row[metric])) for row in run.metrics if metric in row]
-        steps, values = zip(*points, strict=True)
-        curves.append(RunCurve(run.name, run.arm, run.design, metric, steps, values))
-    return curves
-
-
 def deciding(findings: Iterable[Finding]) -> Finding | None:
-    """The finding that says most: a failing error, else inconclusive, else the pass over most cases; first of equals."""
+    """The finding that says most: a failing error, else inconclusive, else the widest pass; the first of equals."""
 
     def weight(finding: Finding) -> tuple[bool, int, float]:
         checked = finding.evidence.get("checked", 0)
@@ -305,88 +278,50 @@ def deciding(findings: Iterable[Finding]) -> Finding | None:
     return min(findings, key=weight, default=None)
 
 
-def _number(run: str, metric: str, value: object) -> float:
-    """A metric's value as a float; null is NaN."""
-    if value is None:
-        return math.nan
-    if not isinstance(value, (int, float)):
-        raise InputError(f"run {run}: metric {metric} is {value!r}, not a number")
-    return float(value)
-
-
-def _check_steps(run: RunRecord) -> None:
-    steps = [row.get("step") for row in run.metrics]
-    for row, step in enumerate(steps):
-        if not isinstance(step, int) or isinstance(step, bool):
-            raise InputError(f"run {run.name}: metrics row {row}: step is {step!r}, not an integer")
-    if len(set(steps)) != len(steps):
-        twice = next(step for step in steps if steps.count(step) > 1)
-        raise InputError(
-            f"run {run.name}: metrics: step {twice} is there {steps.count(twice)} times; a step counts once"
-        )
-
-
-def _compared_runs(runs: Sequence[RunRecord], baseline: str, arm: str) -> tuple[list[RunRecord], str]:
-    """The runs that the first table's values come from, and which they are in words."""
+def _compared_runs(runs: Sequence[RunRecord], arms: tuple[str, str]) -> tuple[str, list[list[str]]]:
+    """The design that the first table's values come from, and the names of its runs, by arm."""
     for design in ("paired", "twin"):
-        chosen = [run for run in runs if run.design == design and run.arm in (baseline, arm) and run.metrics]
-        counts = {side: sum(run.arm == side for run in chosen) for side in (baseline, arm)}
-        if all(counts.values()):
-            late = _late(_common_steps(chosen, "step"))
-            window = f"steps {late[0]} to {late[-1]}" if late else "no step in common"
-            number = " and ".join(f"{counts[side]} {side}" for side in (baseline, arm))
-            return (
-                chosen,
-                f"{design} runs, {number}; late means are over the last half of their common steps ({window})",
-            )
-    return [], "no design has a run of both arms with metrics"
+        names = [[run.name for run in runs if (run.design, run.arm) == (design, arm) and run.metrics] for arm in arms]
+        if all(names):
+            return design, names
+    return "", [[], []]
 
 
-def _common_steps(runs: Sequence[RunRecord], metric: str) -> list[int]:
-    """The steps at which every run has the metric."""
-    shared = [{row["step"] for row in run.metrics if metric in row} for run in runs]
-    return sorted(set.intersection(*shared)) if shared else []
+def _align(metric: str, curves: Mapping[str, RunCurves], names: Sequence[Sequence[str]]) -> AlignedRuns | None:
+    """The metric at the steps that all the runs named have; `None` where a run lacks it or no step is in common."""
+    found = [curves[name].get(metric) for names_of_arm in names for name in names_of_arm]
+    known = [curve for curve in found if curve is not None]
+    if not known or len(known) < len(found):
+        return None
+    aligned = align(known)
+    return aligned if len(aligned.steps) else None
 
 
-def _late(steps: Sequence[int]) -> Sequence[int]:
-    return steps[len(steps) // 2 :]
-
-
-def _means(runs: Sequence[RunRecord], metric: str, steps: Sequence[int], arms: tuple[str, str]) -> list[float | None]:
-    """For each arm, the mean over its runs of each run's mean of a metric at these steps; `None` where there are none."""
-    wanted = set(steps)
-    means: list[float | None] = []
-    for arm in arms:
-        of_runs = []
-        for run in runs:
-            values = [_number(run.name, metric, row[metric]) for row in run.metrics if row["step"] in wanted]
-            if run.arm == arm and values:
-                of_runs.append(_mean(values))
-        means.append(_mean(of_runs) if of_runs else None)
-    return means
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
-
-
-def _row(rule: RowRule, runs: Sequence[RunRecord], arms: tuple[str, str], findings: Sequence[Finding]) -> Row:
-    names = {rule.summary: rule.metric}
+def _row(
+    rule: RowRule, curves: Mapping[str, RunCurves], names: Sequence[Sequence[str]], findings: Sequence[Finding]
+) -> Row:
+    metrics = {rule.summary: rule.metric}
     if rule.summary == "shares":
-        metrics = {name for run in runs for row in run.metrics for name in row if name.startswith(rule.metric)}
-        names = {name.removeprefix(rule.metric): name for name in sorted(metrics)}
-    baseline: dict[str, float] = {}
-    experiment: dict[str, float] = {}
-    for name, metric in names.items():
-        common = _common_steps(runs, metric)
-        means = _means(runs, metric, common if rule.summary == "total" else _late(common), arms)
-        for side, mean in zip((baseline, experiment), means, strict=True):
-            if mean is not None:
-                side[name] = mean * len(common) if rule.summary == "total" else mean
+        every = {metric for of_arm in names for name in of_arm for metric in curves[name]}
+        metrics = {name.removeprefix(rule.metric): name for name in sorted(every) if name.startswith(rule.metric)}
+    aligned = {name: found for name, metric in metrics.items() if (found := _align(metric, curves, names))}
+    summarise = _total if rule.summary == "total" else late_mean
+    baseline, experiment = (
+        {
+            name: float(summarise(of_all)[[of_all.runs.index(run) for run in of_arm]].mean())
+            for name, of_all in aligned.items()
+        }
+        for of_arm in names
+    )
     tested = [finding for finding in findings if _tests_row(finding, rule)]
     strongest = [deciding(finding for finding in tested if finding.level is level) for level in Level]
     carried = tuple(finding for finding in strongest if finding)
-    return Row(rule.name, rule.metric, rule.summary, baseline, experiment, carried)
+    notes = tuple(dict.fromkeys(note for of_all in aligned.values() for note in of_all.notes()))
+    return Row(rule.name, rule.metric, rule.summary, baseline, experiment, carried, notes)
+
+
+def _total(aligned: AlignedRuns) -> npt.NDArray[np.float64]:
+    return np.asarray(aligned.values.sum(axis=1))
 
 
 def _tests_row(finding: Finding, rule: RowRule) -> bool:
@@ -400,8 +335,11 @@ def _rung(level: Level, findings: Sequence[Finding]) -> Rung:
     return Rung(level, status_of_level(findings, level), deciding(of_level), compared, len(of_level))
 
 
-def _cost(name: str, metric: str, runs: Sequence[RunRecord], arms: tuple[str, str]) -> CostRow:
-    baseline, experiment = _means(runs, metric, _common_steps(runs, metric), arms)
+def _cost(name: str, metric: str, curves: Mapping[str, RunCurves], names: Sequence[Sequence[str]]) -> CostRow:
+    aligned = _align(metric, curves, names)
+    if aligned is None:
+        return CostRow(name, metric, None, None)
+    baseline, experiment = (float(aligned.select(of_arm).mean()) for of_arm in names)
     return CostRow(name, metric, baseline, experiment)
 
 
@@ -459,6 +397,6 @@ def _provenance(experiment: Mapping[str, Any]) -> Provenance:
         steps=experiment.get("steps"),
         margins=dict(experiment.get("margins") or {}),
         config=config,
-        config_sha256=hashlib.sha256(orjson.dumps(config, option=orjson.OPT_SORT_KEYS)).hexdigest(),
+        config_hash=config_hash(config),
         seconds=_known(experiment.get("seconds")),
     )
