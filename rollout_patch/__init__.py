@@ -1,1 +1,34 @@
 """Native group sampling for RL trainers: one `/generate` request a group instead of one a sample."""
+
+from rollout_patch.assignment import Assignment, fixed, probe, switchback
+from rollout_patch.eligibility import CONDITIONS, Capabilities, Condition
+from rollout_patch.errors import PatchError, RequestFailed, ResponseRefused, UnsupportedHost
+from rollout_patch.group import Adapter, GroupReport, Post, Recorder, generate_group
+from rollout_patch.media import Encoder
+from rollout_patch.permits import Permits
+from rollout_patch.requests import ARMS, SampleRequest
+from rollout_patch.responses import Output
+
+__all__ = [
+    "ARMS",
+    "CONDITIONS",
+    "Adapter",
+    "Assignment",
+    "Capabilities",
+    "Condition",
+    "Encoder",
+    "GroupReport",
+    "Output",
+    "PatchError",
+    "Permits",
+    "Post",
+    "Recorder",
+    "RequestFailed",
+    "ResponseRefused",
+    "SampleRequest",
+    "UnsupportedHost",
+    "fixed",
+    "generate_group",
+    "probe",
+    "switchback",
+]

@@ -1,0 +1,267 @@
+"""One group of samples, in one of the three arms: plan → send → validate all → apply all."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import time
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+from rollout_patch.eligibility import CONDITIONS, Capabilities, choose_arm, conditions
+from rollout_patch.errors import RequestFailed
+from rollout_patch.media import Encoder, encode_media
+from rollout_patch.permits import Permits
+from rollout_patch.requests import ARMS, PlannedRequest, SampleRequest, plan_requests
+from rollout_patch.responses import Output, check_group, read_response
+
+S = TypeVar("S")
+S_contra = TypeVar("S_contra", contravariant=True)
+Post = Callable[[dict[str, Any], Mapping[str, str]], Awaitable[Any]]
+"""Sends one payload with its headers and returns the decoded body of a 200; raises `RequestFailed` otherwise."""
+Recorder = Callable[[dict[str, Any]], None]
+"""Takes each exchange as it ends."""
+
+_log = logging.getLogger("rollout_patch")
+
+_CANNOT = frozenset({400, 413, 422, 501})
+"""Statuses by which an engine or router says that it does not take such a request."""
+_TRANSIENT = frozenset({None, 408, 425, 429, 500, 502, 503, 504})
+"""Statuses after which the same request may be sent again; `None` is no answer."""
+
+
+class Adapter(Protocol[S_contra]):
+    """How a host's samples take part."""
+
+    def request(self, sample: S_contra) -> SampleRequest:
+        """What the sample asks for."""
+        ...
+
+    def apply(self, sample: S_contra, output: Output) -> None:
+        """Writes an output into the sample; called for all samples of a group or for none."""
+        ...
+
+    def snapshot(self, sample: S_contra) -> object:
+        """Whatever `restore` needs to undo `request` and `apply`."""
+        ...
+
+    def restore(self, sample: S_contra, snapshot: object) -> None:
+        """Makes the sample what it was at the snapshot, in every field."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class GroupReport:
+    """How a group was asked for, and what came back.
+
+    Attributes:
+        arm_asked: The arm that was asked for.
+        arm_used: The arm that the samples came by.
+        reasons: Why not the arm asked for: names out of `CONDITIONS`.
+        requests: HTTP requests sent, those again included.
+        retries: How many of them were sent again.
+        outputs: One output a slot; empty when the group was aborted before it was sent.
+        aborted: The group was aborted before any token came, and its samples are as they were.
+        notes: What else is worth counting: "abort_missed" (the group came back whole although it was aborted in flight)
+            and "permits_short" (a request held fewer permits than it has samples).
+    """
+
+    arm_asked: str
+    arm_used: str
+    reasons: tuple[str, ...]
+    requests: int
+    retries: int
+    outputs: tuple[Output, ...] = field(repr=False)
+    aborted: bool = False
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class _Sender:
+    """Sends requests, again where that is allowed, and counts."""
+
+    post: Post
+    retries: int
+    retry_wait: float
+    recorder: Recorder | None
+    permits: Permits | None
+    aborted: Callable[[], bool]
+    requests: int = 0
+    retried: int = 0
+    permits_short: bool = False
+
+    async def send(self, planned: PlannedRequest, arm: str) -> Any:
+        """The answer to one request; `_Aborted` when the abort came before it was sent."""
+        count = len(planned.slots)
+        async with AsyncExitStack() as stack:
+            if self.permits is not None:
+                self.permits_short |= await stack.enter_async_context(self.permits.hold(count)) < count
+            for attempt in range(1, self.retries + 2):
+                if self.aborted():
+                    raise _Aborted
+                try:
+                    return await self._send_once(planned, arm, attempt)
+                except RequestFailed as failure:
+                    if attempt > self.retries or failure.status not in _TRANSIENT:
+                        raise
+                    _log.warning("attempt %d of %d failed: %s", attempt, self.retries + 1, failure)
+                self.retried += 1
+                await asyncio.sleep(self.retry_wait)
+        raise AssertionError("the last attempt returns or raises")
+
+    async def _send_once(self, planned: PlannedRequest, arm: str, attempt: int) -> Any:
+        self.requests += 1
+        sent_at = time.time()
+        status, response = 0, None
+        try:
+            response = await self.post(planned.payload, planned.headers)
+            status = 200
+            return response
+        except RequestFailed as failure:
+            status, response = failure.status or 0, failure.body
+            raise
+        except BaseException as error:
+            response = f"{type(error).__name__}: {error}"
+            raise
+        finally:
+            if self.recorder is not None:
+                self.recorder(
+                    {
+                        "request": planned.payload,
+                        "headers": planned.headers,
+                        "status": status,
+                        "response": response,
+                        "sent_at": sent_at,
+                        "received_at": time.time(),
+                        "attempt": attempt,
+                        "arm": arm,
+                    }
+                )
+
+
+class _Aborted(Exception):
+    """The host aborted before a request was sent."""
+
+
+def _never() -> bool:
+    return False
+
+
+async def generate_group(
+    arm: str,
+    samples: Sequence[S],
+    *,
+    adapter: Adapter[S],
+    post: Post,
+    capabilities: Capabilities = Capabilities(),  # noqa: B008 (frozen)
+    retries: int = 0,
+    retry_wait: float = 1.0,
+    recorder: Recorder | None = None,
+    chunk: int | None = None,
+    permits: Permits | None = None,
+    encoder: Encoder | None = None,
+    aborted: Callable[[], bool] = _never,
+    circumstances: Collection[str] = (),
+) -> GroupReport:
+    """Generates the samples of one group and writes them into the host's samples, all of them or none.
+
+    Whatever happens, cancellation included, each sample is afterwards either applied whole or exactly as before the
+    call.
+
+    Args:
+        arm: The arm asked for, one of `ARMS`; a group that may not go that way falls back by named reason.
+        samples: The group's samples, in slot order.
+        adapter: How they take part.
+        post: The host's way to send a request.
+        capabilities: What the engine does.
+        retries: How often a request may be sent again after a 5xx, a 429 or no answer. Each time it regenerates all its
+            samples.
+        retry_wait: Seconds between two attempts.
+        recorder: Gets each exchange, as a line of ``*.exchanges.jsonl`` holds it.
+        chunk: Most samples in one request.
+        permits: Limits the sequences in flight; a request holds as many as it has samples.
+        encoder: Turns media into what the wire carries, once a group; `None` where requests carry them encoded.
+        aborted: Says whether the host has aborted generation; asked before each request is sent.
+        circumstances: Names of `CONDITIONS` that the host's own flags decide.
+
+    Raises:
+        RequestFailed: The engine refused the group in every arm it may go, or did not answer.
+        ResponseRefused: An answer broke the protocol.
+        ValueError: The arm or a circumstance is unknown, or the group is empty.
+    """
+    if arm not in ARMS:
+        raise ValueError(f"arm {arm!r} is none of {ARMS}")
+    sender = _Sender(post, retries, retry_wait, recorder, permits, aborted)
+    snapshots = [adapter.snapshot(sample) for sample in samples]
+    try:
+        requests = [adapter.request(sample) for sample in samples]
+        names = list(conditions(requests, capabilities, circumstances))
+        if encoder is not None:
+            requests = await encode_media(requests, encoder)
+        used, reasons, outputs = await _by_eligible_arm(arm, requests, names, chunk, sender)
+        nothing_came = all(output.finish_reason == "abort" and not output.output_ids for output in outputs)
+        if nothing_came:
+            _restore(adapter, samples, snapshots)
+        else:
+            for sample, output in zip(samples, outputs, strict=True):
+                adapter.apply(sample, output)
+    except BaseException:
+        _restore(adapter, samples, snapshots)
+        raise
+    missed = not nothing_came and aborted() and all(output.finish_reason != "abort" for output in outputs)
+    notes = [name for name, holds in (("abort_missed", missed), ("permits_short", sender.permits_short)) if holds]
+    for reason in reasons:
+        _log_once(arm, used, reason)
+    return GroupReport(arm, used, reasons, sender.requests, sender.retried, tuple(outputs), nothing_came, tuple(notes))
+
+
+async def _by_eligible_arm(
+    asked: str, requests: Sequence[SampleRequest], names: list[str], chunk: int | None, sender: _Sender
+) -> tuple[str, tuple[str, ...], list[Output]]:
+    """Sends the group in the first arm that it may go and that the engine takes."""
+    while True:
+        arm, reasons = choose_arm(asked, names)
+        plan = plan_requests(arm, requests, chunk)
+        try:
+            answers = await _gather(sender.send(planned, arm) for planned in plan)
+        except _Aborted:
+            return arm, reasons, []
+        except RequestFailed as failure:
+            if arm == "per-sample" or failure.status not in _CANNOT:
+                raise
+            names.append(f"refused_{arm}")
+            _log.warning("the engine refused a group of %d sent %s: %s", len(requests), arm, failure)
+            continue
+        outputs = [
+            output
+            for planned, answer in zip(plan, answers, strict=True)
+            for output in read_response(planned, answer, requests)
+        ]
+        check_group(outputs, requests)
+        return arm, reasons, outputs
+
+
+async def _gather(work: Collection[Coroutine[Any, Any, Any]] | Any) -> list[Any]:
+    """All results in order; after the first failure, or when cancelled, nothing is left running."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in work]
+    try:
+        return list(await asyncio.gather(*tasks))
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
+
+
+def _restore(adapter: Adapter[S], samples: Sequence[S], snapshots: Sequence[object]) -> None:
+    for sample, snapshot in zip(samples, snapshots, strict=True):
+        adapter.restore(sample, snapshot)
+
+
+@functools.cache
+def _log_once(asked: str, used: str, reason: str) -> None:
+    """One line a reason and process: the counts go to the host's metrics."""
+    _log.warning("a group asked for %s goes %s (%s): %s; said once", asked, used, reason, CONDITIONS[reason].sentence)
