@@ -1,0 +1,229 @@
+"""An engine as a child process: started, waited for, restarted and ended; nothing is left however parity ends."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from datetime import datetime, timezone
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol
+
+import psutil
+
+from parity.engine import supervisor
+from parity.engine.client import EngineClient
+from parity.errors import EngineError
+
+HOST = "127.0.0.1"
+LOG_TAIL_LINES = 20
+
+Progress = Callable[[float, str], None]
+"""Called while an engine starts, with the seconds so far and the log's last line."""
+
+
+class Engine(Protocol):
+    """Something that answers `/generate` at `url`, be it started here or somebody else's."""
+
+    @property
+    def url(self) -> str:
+        """The base URL, without a slash at the end."""
+
+    @property
+    def engine_id(self) -> str:
+        """The name that exchanges and samples carry."""
+
+    def client(self) -> EngineClient:
+        """A client for it, which may touch what the user allowed."""
+
+    def alive(self) -> bool:
+        """Whether it is up, as far as can be told without asking it."""
+
+    def restart(self) -> None:
+        """Ends it and starts it again at the same URL; blocks until it is healthy."""
+
+    def stop(self) -> None:
+        """Ends it; may be called more than once."""
+
+
+class EngineProcess:
+    """An engine run as a child process on a loopback port.
+
+    Starting and stopping block: a coroutine calls them through `asyncio.to_thread`.
+
+    Args:
+        engine_id: The name in samples, and the stem of the log file.
+        command: The command line for a given port.
+        environment: Added to this process's environment; an empty value removes a variable.
+        log_dir: Where `<engine_id>.log` is appended to.
+        start_timeout: Seconds until `/health` must have answered 200.
+        progress: Told about the start about once a second.
+    """
+
+    def __init__(
+        self,
+        engine_id: str,
+        command: Callable[[int], list[str]],
+        *,
+        environment: Mapping[str, str],
+        log_dir: Path,
+        start_timeout: float,
+        progress: Progress | None = None,
+    ) -> None:
+        self.engine_id = engine_id
+        self.log_path = log_dir / f"{engine_id}.log"
+        self._command = command
+        self._environment = {k: v for k, v in {**os.environ, **environment}.items() if v}
+        self._start_timeout = start_timeout
+        self._progress = progress
+        self._reservation = _reserve_port()
+        self._supervisor: subprocess.Popen[bytes] | None = None
+        self._engine: psutil.Process | None = None
+
+    @property
+    def port(self) -> int:
+        """The port, the same over restarts."""
+        return int(self._reservation.getsockname()[1])
+
+    @property
+    def url(self) -> str:
+        """The base URL, without a slash at the end."""
+        return f"http://{HOST}:{self.port}"
+
+    @property
+    def pid(self) -> int | None:
+        """The engine's process id; None when it was not started."""
+        return self._engine.pid if self._engine else None
+
+    def __enter__(self) -> EngineProcess:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+        self._reservation.close()
+
+    def client(self) -> EngineClient:
+        """A client for it, allowed to use every endpoint."""
+        return EngineClient(self.url, self.engine_id)
+
+    def start(self) -> None:
+        """Starts the engine and blocks until it is healthy.
+
+        Raises:
+            EngineError: It ended, or was not healthy in time; the message ends with the end of its log, and nothing is
+                left running.
+        """
+        self.stop()
+        command = self._command(self.port)
+        self.log_path.parent.mkdir(parents=True, exist_ok=True)
+        with self.log_path.open("ab") as log:
+            log.write(f"== {datetime.now(timezone.utc).isoformat(timespec='seconds')} {' '.join(command)}\n".encode())
+            log.flush()
+            self._supervisor = subprocess.Popen(
+                [sys.executable, supervisor.__file__, *command],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=self._environment,
+                start_new_session=True,
+            )
+        try:
+            self._wait_until_healthy()
+        except BaseException:
+            self.stop()
+            raise
+
+    def alive(self) -> bool:
+        """Whether the engine's process runs; it may still be starting or hang."""
+        with suppress(psutil.NoSuchProcess):
+            return self._engine is not None and self._engine.status() != psutil.STATUS_ZOMBIE
+        return False
+
+    def stop(self) -> None:
+        """Ends the engine and everything it started; returns when all of it is gone. May be called more than once."""
+        if self._supervisor is None:
+            return
+        assert self._supervisor.stdin and self._supervisor.stdout
+        self._supervisor.stdin.close()
+        self._supervisor.wait()
+        self._supervisor.stdout.close()
+        self._supervisor = self._engine = None
+
+    def restart(self) -> None:
+        """Ends the engine and starts it again on the same port, with the checkpoint it was first started with.
+
+        Raises:
+            EngineError: As `start`.
+        """
+        self.start()
+
+    def _wait_until_healthy(self) -> None:
+        assert self._supervisor and self._supervisor.stdout
+        started = reported = time.monotonic()
+        with suppress(ValueError, psutil.NoSuchProcess):
+            self._engine = psutil.Process(int(self._supervisor.stdout.readline()))
+        while not _healthy(self.port):
+            now = time.monotonic()
+            code = self._supervisor.poll()
+            if code is not None or not self.alive():
+                code = self._supervisor.wait()
+                raise self._error(
+                    f"ended with {_describe_exit(code)} after {now - started:.1f} s, before it was healthy"
+                )
+            if now - started > self._start_timeout:
+                raise self._error(f"was not healthy after {self._start_timeout:.0f} s")
+            if self._progress and now - reported >= 1:
+                reported = now
+                self._progress(now - started, next(iter(self.log_tail(1)), ""))
+            time.sleep(0.1)
+
+    def log_tail(self, lines: int = LOG_TAIL_LINES) -> list[str]:
+        """The last lines of the log that are not empty."""
+        with self.log_path.open("rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - 16384))
+            text = log.read().decode(errors="replace")
+        return [line for line in text.splitlines() if line.strip()][-lines:]
+
+    def _error(self, what: str) -> EngineError:
+        tail = "\n  ".join(line[:300] for line in self.log_tail())
+        return EngineError(f"engine {self.engine_id} {what}; the end of {self.log_path}:\n  {tail}")
+
+
+def _reserve_port() -> socket.socket:
+    """A socket bound to a free loopback port but not listening.
+
+    It keeps the kernel from giving the port to somebody else while the engine starts or restarts; the engine itself can
+    still bind it, since it sets SO_REUSEADDR, as every asyncio and uvicorn server does.
+    """
+    reservation = socket.socket()
+    reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reservation.bind((HOST, 0))
+    return reservation
+
+
+def _healthy(port: int) -> bool:
+    connection = http.client.HTTPConnection(HOST, port, timeout=10)
+    try:
+        connection.request("GET", "/health")
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def _describe_exit(code: int) -> str:
+    """A supervisor's exit code in words."""
+    try:
+        return f"signal {signal.Signals(code - 128).name}" if code > 128 else f"exit code {code}"
+    except ValueError:
+        return f"exit code {code}"

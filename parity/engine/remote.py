@@ -1,0 +1,53 @@
+"""An engine that somebody else runs: asked for samples, and otherwise left alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from parity.engine.client import EngineClient
+from parity.errors import EngineError, UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteEngine:
+    """A deployment at a URL that was given.
+
+    With `control`, its weights may be updated and its requests aborted. An update names a checkpoint directory of this
+    machine, so the deployment must see the same file system.
+    """
+
+    url: str
+    engine_id: str
+    control: bool
+
+    def client(self) -> EngineClient:
+        """A client for it; its control endpoints are refused unless `control`."""
+        return EngineClient(self.url, self.engine_id, control=self.control)
+
+    def alive(self) -> bool:
+        """True: whoever runs it knows; `client().health()` asks."""
+        return True
+
+    def restart(self) -> None:
+        """Not ours to do.
+
+        Raises:
+            EngineError: Always.
+        """
+        raise EngineError(f"engine {self.engine_id} does not answer, and is not ours to restart: {self.url}")
+
+    def stop(self) -> None:
+        """Leaves it running."""
+
+
+def remote_engine(url: str, *, control: bool) -> RemoteEngine:
+    """The engine at `url`, named after its host and port.
+
+    Raises:
+        UsageError: It is no http or https URL of a server.
+    """
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+        raise UsageError(f"{url!r} is no engine: expected http://HOST:PORT")
+    return RemoteEngine(url.rstrip("/"), parts.netloc.rpartition("@")[2], control)
