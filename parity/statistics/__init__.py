@@ -1,0 +1,1 @@
+"""The parts of `parity.stats`, which is where to import them from."""
