@@ -15,7 +15,7 @@ from parity.metrics import AlignedRuns, RunCurves, align, curves_of_run, late_me
 from parity.provenance import config_hash
 
 FINISH_REASON_METRIC = "rollout/finish_reason/"
-MARKED_EVENTS = ("engine_restart", "resume", "abort", "collapse")
+MARKED_EVENTS = ("engine_restart", "resume", "abort")
 COST_METRICS = (
     ("requests a step", "perf/requests"),
     ("rollout time a step, s", "perf/rollout_time"),
@@ -36,7 +36,7 @@ class RunRecord:
         outcome: Content of ``run.json``; read here: ``status``, ``message``, ``seconds``, ``peak_memory_bytes`` and
             ``counts`` (``samples``, ``groups``, ``exchanges``, …).
         events: Lines of ``events.jsonl``: ``event`` (``start``, ``step``, ``retry``, ``engine_restart``, ``resume``,
-            ``abort``, ``collapse``, ``end``), and where known ``step``, ``message`` and ``count``.
+            ``abort``, ``end``), and where known ``step``, ``message`` and ``count``.
     """
 
     name: str
@@ -50,7 +50,7 @@ class RunRecord:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Something that happened to a run at a step and belongs on its curves: one of `MARKED_EVENTS`."""
+    """Something that happened to a run at a step and belongs on its curves: one of `MARKED_EVENTS`, or ``collapse``."""
 
     run: str
     step: int
@@ -260,7 +260,7 @@ def build_report(experiment: Mapping[str, Any], runs: Sequence[RunRecord], findi
         compared_design=design,
         compared_runs={side: tuple(of_arm) for side, of_arm in zip((baseline, arm), compared, strict=True)},
         curves=curves,
-        marks=tuple(mark for run in ordered for mark in _marks(run)),
+        marks=tuple(mark for run in ordered for mark in _marks(run, findings)),
         cost=tuple(_cost(name, metric, curves, compared) for name, metric in COST_METRICS),
         outcomes=tuple(_outcome(run) for run in ordered),
         counts=_counts(ordered),
@@ -343,12 +343,19 @@ def _cost(name: str, metric: str, curves: Mapping[str, RunCurves], names: Sequen
     return CostRow(name, metric, baseline, experiment)
 
 
-def _marks(run: RunRecord) -> list[Mark]:
-    return [
-        Mark(run.name, event["step"], str(event["event"]), str(event.get("message", "")))
+def _marks(run: RunRecord, findings: Sequence[Finding]) -> list[Mark]:
+    """What its events and the findings about its collapse say of a run, in order of steps."""
+    marks = [
+        Mark(run.name, event["step"], str(event["event"]), str(event.get("message") or ""))
         for event in run.events
         if event.get("event") in MARKED_EVENTS and isinstance(event.get("step"), int)
     ]
+    collapses = [
+        Mark(run.name, finding.where.rollout_id, "collapse", finding.message)
+        for finding in findings
+        if finding.check == "collapse" and finding.where.run == run.name and finding.where.rollout_id is not None
+    ]
+    return sorted(marks + collapses, key=lambda mark: mark.step)
 
 
 def _outcome(run: RunRecord) -> RunOutcome:

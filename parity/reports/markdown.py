@@ -1,0 +1,203 @@
+"""The acceptance report as Markdown for a pull request (GitHub-flavoured, under 64 KB)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+import orjson
+
+from parity.findings import Finding, Level, Status
+from parity.reports import text
+from parity.reports.document import Report, RunOutcome
+from parity.reports.plots import Picture
+
+LIMIT = 64_000
+"""Bytes; GitHub cuts a comment off at 65,536 characters."""
+
+_CELL = 400
+_LISTED = 20
+_LONG = 6_000
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]+")
+_MARKUP = re.compile(r"([\\`*_{}\[\]|~$])")
+_AUTOLINK = re.compile(r"(@|#|://|\bwww)", re.IGNORECASE)
+_BREAK = "&#8203;"
+
+
+def render(report: Report, pictures: Sequence[Picture]) -> str:
+    """The report as Markdown; the pictures are linked by file name.
+
+    Everything that another program or a model wrote is escaped. Long lists are cut, and say how many entries they lack;
+    report.json holds them all.
+    """
+    head = [
+        f"# Rollout parity: {report.verdict.verdict.value}",
+        f"**{escape(text.headline(report))}**",
+        "\n".join(f"- {escape(reason)}" for reason in report.verdict.reasons),
+        "## The eight metrics",
+        _table(text.COLUMNS, [text.row_cells(row) for row in report.rows]),
+        _sentence(text.basis(report), *dict.fromkeys(note for row in report.rows for note in row.notes)),
+        "## The ladder of evidence",
+        _ladder(report),
+        "## Curves",
+        *(f"![{escape(picture.title)}]({picture.file_name})\n\n{escape(picture.caption)}" for picture in pictures),
+        *([] if pictures else ["Not drawn: no run has metrics."]),
+        "## Performance",
+        *_performance(report),
+        "## What was not compared",
+        _not_compared(report),
+        "## How each run ended",
+        *_outcomes(report),
+        "## How to reproduce",
+        *_reproduce(report),
+    ]
+    body = "\n\n".join(head) + "\n"
+    return body + _all_findings(report.findings, LIMIT - len(body.encode()))
+
+
+def escape(value: object) -> str:
+    """Text as one line of Markdown that reads as written: no markup, HTML, mention, reference, link or formula."""
+    line = _CONTROL.sub(" ", str(value))
+    line = line if len(line) <= _CELL else f"{line[:_CELL]} …"
+    line = _MARKUP.sub(r"\\\1", line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;"))
+    return _AUTOLINK.sub(lambda match: match[0] + _BREAK, line)
+
+
+def fenced(content: str, language: str = "") -> str:
+    """Text as a code block whose fence no run of backticks in the text can close."""
+    content = content if len(content) <= _LONG else f"{content[:_LONG]}\n… (whole in report.json)"
+    fence = "`" * max(3, 1 + max((len(run) for run in re.findall(r"`+", content)), default=0))
+    return f"{fence}{language}\n{content}\n{fence}"
+
+
+def _table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    lines = [columns, ["---"] * len(columns), *([escape(cell) for cell in row] for row in rows)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _sentence(*parts: str) -> str:
+    return " ".join(escape(part) for part in parts)
+
+
+def _cut(rows: Sequence[Sequence[object]]) -> tuple[Sequence[Sequence[object]], list[str]]:
+    """The first rows, and how many are left out where some are."""
+    left = len(rows) - _LISTED
+    return rows[:_LISTED], [f"{left} more are in report.json."] if left > 0 else []
+
+
+def _ladder(report: Report) -> str:
+    def strongest(finding: Finding | None) -> str:
+        if finding is None:
+            return "no finding"
+        where = f" (at {finding.where})" if finding.where.to_json() else ""
+        return f"{finding.check}: {finding.message}{where}"
+
+    rows = [
+        (
+            f"{rung.level.rung} {rung.level.value}",
+            text.QUESTIONS[rung.level],
+            text.status(rung.status),
+            f"{rung.compared} of {rung.total}",
+            strongest(rung.strongest),
+        )
+        for rung in report.ladder
+    ]
+    return _table(("level", "question", "status", "findings compared", "strongest finding"), rows)
+
+
+def _performance(report: Report) -> list[str]:
+    columns = ("", report.baseline, report.experiment, f"{report.experiment} / {report.baseline}")
+    measured = [finding for finding in report.findings if finding.level is Level.COST]
+    table = _table([escape(column) for column in columns], [text.cost_cells(row) for row in report.cost])
+    said = [f"- {escape(f'{finding.check}, {text.status(finding.status)}: {finding.message}')}" for finding in measured]
+    return [table, "\n".join(said[:_LISTED]) or "No cost was tested."]
+
+
+def _not_compared(report: Report) -> str:
+    rows = [f"- the row {escape(row.name)}: no values" for row in report.rows if not row.baseline]
+    rows += [f"- the row {escape(row.name)}: no finding tests it" for row in report.rows if not row.findings]
+    rows += [
+        f"- {finding.level.rung} {escape(f'{finding.check}: {finding.message}')}" for finding in report.not_compared
+    ]
+    rows += [f"- {rung.level.rung} {rung.level.value}: no finding" for rung in report.ladder if not rung.total]
+    left = len(rows) - 2 * _LISTED
+    more = [f"- {left} more are in report.json"] if left > 0 else []
+    return "\n".join(rows[: 2 * _LISTED] + more) or "Every finding compared something."
+
+
+def _outcomes(report: Report) -> list[str]:
+    def cells(run: RunOutcome) -> tuple[object, ...]:
+        memory = "not recorded" if run.peak_memory_bytes is None else f"{run.peak_memory_bytes / 2**30:.2f} GiB"
+        ended = f"{run.status}: {run.message}" if run.message else run.status
+        happened = (run.retries, run.restarts, run.resumes)
+        return run.run, run.design, run.steps, ended, *happened, text.duration(run.seconds), memory
+
+    columns = (
+        "run",
+        "design",
+        "steps",
+        "how it ended",
+        "retries",
+        "engine restarts",
+        "resumes",
+        "wall time",
+        "peak memory",
+    )
+    rows, more = _cut([cells(run) for run in report.outcomes])
+    marks = [
+        f"- {escape(mark.run)}, step {mark.step}: {escape(f'{mark.kind} {mark.message}')}" for mark in report.marks
+    ]
+    return [_table(columns, rows) if rows else "No run.", *more, *(["\n".join(marks[:_LISTED])] if marks else [])]
+
+
+def _reproduce(report: Report) -> list[str]:
+    source = report.provenance
+    rows = [
+        ("commit", source.commit),
+        ("config hash", source.config_hash),
+        ("task", source.task),
+        ("engine", source.engine),
+        ("design", source.design),
+        ("seeds", ", ".join(map(str, source.seeds)) or "not recorded"),
+        ("steps", "not recorded" if source.steps is None else source.steps),
+        ("wall time", text.duration(source.seconds)),
+        *(("margin, stated before the runs", f"{name}: ±{margin:g}") for name, margin in source.margins.items()),
+        *(("counted", f"{count:,} {name}") for name, count in report.counts.items()),
+        *(("version", f"{name} {version}") for name, version in source.versions.items()),
+    ]
+    config = orjson.dumps(source.config, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS).decode()
+    return [
+        fenced("\n".join(source.commands) or "# command not recorded", "sh"),
+        _table(("what", "value"), rows[: 3 * _LISTED]),
+        _details("Configuration", fenced(config, "json")),
+    ]
+
+
+def _details(summary: str, content: str) -> str:
+    """A block that opens on a click; `summary` is HTML."""
+    return f"<details>\n<summary>{summary}</summary>\n\n{content}\n\n</details>"
+
+
+def _all_findings(findings: Sequence[Finding], room: int) -> str:
+    """Every finding in a table, the failing first, as many as there is room for in bytes."""
+    order = (Status.FAIL, Status.INCONCLUSIVE, Status.NOT_COMPARED, Status.PASS)
+    ranked = sorted(findings, key=lambda finding: order.index(finding.status))
+    columns = ("level", "check", "status", "where", "expected", "observed", "message")
+    rows: list[tuple[object, ...]] = []
+    room -= 1_000
+    for finding in ranked:
+        found = (text.status(finding.status), finding.where, _value(finding.expected), _value(finding.observed))
+        cells = (finding.level.rung, finding.check, *found, finding.message)
+        room -= sum(len(escape(cell).encode()) + 3 for cell in cells) + 2
+        if room < 0:
+            break
+        rows.append(cells)
+    left = len(ranked) - len(rows)
+    summary = (
+        f"All {len(ranked)} findings" if not left else f"{len(rows)} of {len(ranked)} findings; all in report.json"
+    )
+    return f"\n{_details(summary, _table(columns, rows))}\n" if rows else ""
+
+
+def _value(value: object) -> str:
+    return "" if value is None else str(value)

@@ -1,0 +1,187 @@
+"""Curves of both arms as PNG, in colours of Okabe and Ito that colour-blind readers can tell apart.
+
+Only matplotlib's objects are used, never pyplot: no state is shared and no display is needed.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
+from scipy import stats
+
+from parity.metrics import Curve, align
+from parity.reports.document import Report, RunOutcome
+
+BASELINE, EXPERIMENT = "#0072B2", "#D55E00"
+BAND_LEVEL = 0.90
+RUNS_FOR_BAND = 3
+DOTS_PER_INCH = 160
+
+CURVE_PANELS = (
+    ("rollout/raw_reward", "reward, mean"),
+    ("rollout/response_len/mean", "response length, tokens"),
+    ("rollout/truncated_ratio", "truncated, share of samples"),
+    ("rollout/group_reward_std", "reward s.d. within a group, mean"),
+    ("rollout/advantages", "advantage, mean"),
+    ("train/loss", "loss"),
+    ("train/grad_norm", "gradient norm"),
+    ("train/train_rollout_logprob_abs_diff", "|trainer - engine log-prob|, nats"),
+)
+COST_PANELS = (
+    ("perf/rollout_time", "rollout time, s"),
+    ("perf/tokens_per_gpu_per_sec", "response tokens/s"),
+)
+MARKERS = {"engine_restart": "^", "resume": ">", "abort": "s", "collapse": "X"}
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """One PNG: its file name, title, what it shows and how to read it, and its bytes."""
+
+    file_name: str
+    title: str
+    caption: str
+    content: bytes
+
+
+def draw(report: Report) -> list[Picture]:
+    """The curves of each design's runs, and rollout time per step; a picture without data is left out."""
+    pictures = []
+    for design in ("paired", "twin"):
+        runs = [run for run in report.outcomes if run.design == design]
+        number = f"{len(runs)} run{'s' if len(runs) != 1 else ''}"
+        pictures.append(
+            _picture(report, runs, CURVE_PANELS, f"curves-{design}.png", f"Curves, {design} design, {number}")
+        )
+    timed = [run for run in report.outcomes if run.design == (report.compared_design or run.design)]
+    pictures.append(_picture(report, timed, COST_PANELS, "rollout-time.png", "Rollout time and throughput per step"))
+    return [picture for picture in pictures if picture]
+
+
+def _picture(
+    report: Report, runs: Sequence[RunOutcome], panels: Sequence[tuple[str, str]], file_name: str, title: str
+) -> Picture | None:
+    runs = [run for run in runs if run.arm in (report.baseline, report.experiment)]
+    shown = [(metric, label) for metric, label in panels if any(metric in report.curves[run.run] for run in runs)]
+    if not shown:
+        return None
+    arms = {arm: [run.run for run in runs if run.arm == arm] for arm in (report.baseline, report.experiment)}
+    rows = -(-len(shown) // 2)
+    figure = Figure(figsize=(10, 2.5 * rows + 1.0), dpi=DOTS_PER_INCH, layout="constrained")
+    axes = figure.subplots(rows, 2, squeeze=False).ravel()
+    banded = min(map(len, arms.values())) >= RUNS_FOR_BAND
+    for axis, (metric, label) in zip(axes, shown, strict=False):
+        _panel(axis, report, arms, metric, banded)
+        axis.set_title(label, fontsize=10, loc="left")
+        axis.set_xlabel("training step", fontsize=9)
+        axis.set_ylabel(metric, fontsize=8, color="0.35")
+    for axis in axes[len(shown) :]:
+        axis.remove()
+    figure.suptitle(f"{title}: {report.baseline} and {report.experiment}", fontsize=12, fontweight="bold")
+    handles = _legend(report, arms, banded)
+    figure.legend(handles=handles, loc="outside lower center", ncols=min(5, len(handles)), fontsize=9, frameon=False)
+    content = io.BytesIO()
+    figure.savefig(content, format="png", metadata={"Software": None})
+    lacking = [label for metric, label in panels if (metric, label) not in shown]
+    return Picture(file_name, title, _caption(arms, banded, lacking), content.getvalue())
+
+
+def _panel(axis: Axes, report: Report, arms: Mapping[str, Sequence[str]], metric: str, banded: bool) -> None:
+    alone = max(map(len, arms.values())) == 1
+    for arm, names in arms.items():
+        colour, dashes = _style(report, arm)
+        curves = [report.curves[name][metric] for name in names if metric in report.curves[name]]
+        for curve in curves:
+            width = (3.0 if arm == report.baseline else 1.4) if alone else 0.8
+            style = dashes if alone else "-"
+            axis.plot(curve.steps, _finite(curve), style, color=colour, linewidth=width, alpha=0.9 if alone else 0.45)
+            lost = curve.steps[~np.isfinite(curve.values)]
+            axis.plot(lost, np.full(len(lost), 0.03), "x", color=colour, transform=axis.get_xaxis_transform())
+            _draw_marks(axis, report, curve, colour)
+        if curves and not alone:
+            _draw_mean(axis, curves, colour, dashes, banded)
+    axis.grid(color="0.9", linewidth=0.6)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.tick_params(labelsize=8)
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+def _draw_mean(axis: Axes, curves: Sequence[Curve], colour: str, dashes: str, banded: bool) -> None:
+    """The mean over runs at their common steps and, where banded, its pointwise t interval over runs."""
+    aligned = align(curves)
+    mean = aligned.values.mean(axis=0)
+    axis.plot(aligned.steps, mean, dashes, color=colour, linewidth=2.2)
+    if banded and len(curves) > 1:
+        number = len(curves)
+        error = aligned.values.std(axis=0, ddof=1) / np.sqrt(number)
+        half = stats.t.ppf((1 + BAND_LEVEL) / 2, number - 1) * error
+        axis.fill_between(aligned.steps, mean - half, mean + half, color=colour, alpha=0.15, linewidth=0)
+
+
+def _draw_marks(axis: Axes, report: Report, curve: Curve, colour: str) -> None:
+    """Marks on the run's curve at their steps, or on the axis where the curve has no value there."""
+    for mark in report.marks:
+        if mark.run != curve.run:
+            continue
+        at = np.flatnonzero(curve.steps == mark.step)
+        known = len(at) > 0 and np.isfinite(curve.values[at[0]])
+        height = float(curve.values[at[0]]) if known else 0.03
+        transform = axis.transData if known else axis.get_xaxis_transform()
+        marker = MARKERS[mark.kind]
+        axis.plot(
+            [mark.step], [height], marker, color=colour, markeredgecolor="black", markersize=7, transform=transform
+        )
+
+
+def _finite(curve: Curve) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    return np.where(np.isfinite(curve.values), curve.values, np.nan)
+
+
+def _style(report: Report, arm: str) -> tuple[str, Literal["-", "--"]]:
+    return (BASELINE, "-") if arm == report.baseline else (EXPERIMENT, "--")
+
+
+def _legend(report: Report, arms: Mapping[str, Sequence[str]], banded: bool) -> list[Artist]:
+    alone = max(map(len, arms.values())) == 1
+    handles: list[Artist] = []
+    for arm, names in arms.items():
+        colour, dashes = _style(report, arm)
+        label = arm if alone else f"{arm}, mean of {len(names)} runs"
+        handles.append(Line2D([], [], color=colour, linestyle=dashes, linewidth=2.2, label=label))
+    if not alone:
+        handles.append(Line2D([], [], color="0.4", linewidth=0.8, label="one run"))
+    if banded:
+        handles.append(Patch(color="0.4", alpha=0.2, label=f"{BAND_LEVEL:.0%} interval over runs"))
+    names_drawn = {name for names in arms.values() for name in names}
+    for kind in sorted({mark.kind for mark in report.marks if mark.run in names_drawn}):
+        label = kind.replace("_", " ")
+        handles.append(
+            Line2D([], [], linestyle="", marker=MARKERS[kind], color="0.6", markeredgecolor="black", label=label)
+        )
+    if any(not np.isfinite(curve.values).all() for name in names_drawn for curve in report.curves[name].values()):
+        handles.append(Line2D([], [], linestyle="", marker="x", color="0.4", label="NaN or infinite"))
+    return handles
+
+
+def _caption(arms: Mapping[str, Sequence[str]], banded: bool, lacking: Sequence[str]) -> str:
+    runs = " and ".join(f"{len(names)} of {arm}" for arm, names in arms.items())
+    parts = [f"Runs: {runs}; baseline solid, experiment dashed."]
+    if max(map(len, arms.values())) > 1:
+        parts.append("Thin lines are runs, thick lines the mean over an arm's runs at their common steps.")
+    if banded:
+        parts.append(f"The band is the pointwise {BAND_LEVEL:.0%} t interval of that mean, over runs, not steps.")
+    else:
+        parts.append(f"No band: one over runs takes at least {RUNS_FOR_BAND} runs an arm.")
+    if lacking:
+        parts.append(f"Not recorded, so not drawn: {', '.join(lacking)}.")
+    return " ".join(parts)
