@@ -2,10 +2,12 @@
 
 from rollout_patch.assignment import Assignment, fixed, probe, switchback
 from rollout_patch.eligibility import CONDITIONS, Capabilities, Condition
-from rollout_patch.errors import PatchError, RequestFailed, ResponseRefused, UnsupportedHost
+from rollout_patch.errors import PatchError, RequestAborted, RequestFailed, ResponseRefused, UnsupportedHost
 from rollout_patch.group import Adapter, GroupReport, Post, Recorder, generate_group
 from rollout_patch.media import Encoder
+from rollout_patch.metrics import group_metrics
 from rollout_patch.permits import Permits
+from rollout_patch.recorder import json_lines, sample_rows
 from rollout_patch.requests import ARMS, SampleRequest
 from rollout_patch.responses import Output
 
@@ -23,12 +25,16 @@ __all__ = [
     "Permits",
     "Post",
     "Recorder",
+    "RequestAborted",
     "RequestFailed",
     "ResponseRefused",
     "SampleRequest",
     "UnsupportedHost",
     "fixed",
     "generate_group",
+    "group_metrics",
+    "json_lines",
     "probe",
+    "sample_rows",
     "switchback",
 ]

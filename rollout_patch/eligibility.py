@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from rollout_patch.media import digest
+from rollout_patch.media import digests
 from rollout_patch.requests import ARMS, SEED, SampleRequest
 
 
@@ -182,7 +182,7 @@ def _media_differ(requests: Sequence[SampleRequest], capabilities: Capabilities)
     kinds = [_media_kinds(request) for request in requests]
     if _differ(kinds):
         return True
-    return any(_differ([digest(request.media[kind]) for request in requests]) for kind in kinds[0])
+    return any(_differ(digests([request.media[kind] for request in requests])) for kind in kinds[0])
 
 
 def _seeds_fit(requests: Sequence[SampleRequest], capabilities: Capabilities) -> bool:

@@ -2,6 +2,7 @@
 
 PatchError
 ├── RequestFailed       the host's `post` got no answer, or one whose status is not 200
+├── RequestAborted      the host's `post` was told to stop before there was any output
 ├── ResponseRefused     a 200 whose body breaks the protocol; no sample was touched
 └── UnsupportedHost     a host whose functions have another signature than the known ones
 """
@@ -29,8 +30,12 @@ class RequestFailed(PatchError):
         self.body = body
 
 
+class RequestAborted(PatchError):
+    """Raised by the host's `post` when the host stopped generation before the engine made any output."""
+
+
 class ResponseRefused(PatchError):
-    """A 200 whose body breaks the protocol; the message names the request, the item, the field and the values."""
+    """A 200 whose body breaks the protocol; the message names the slot, the field and the values."""
 
 
 class UnsupportedHost(PatchError):

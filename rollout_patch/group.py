@@ -6,22 +6,22 @@ import asyncio
 import functools
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from rollout_patch.eligibility import CONDITIONS, Capabilities, choose_arm, conditions
-from rollout_patch.errors import RequestFailed
+from rollout_patch.errors import RequestAborted, RequestFailed
 from rollout_patch.media import Encoder, encode_media
 from rollout_patch.permits import Permits
 from rollout_patch.requests import ARMS, PlannedRequest, SampleRequest, plan_requests
-from rollout_patch.responses import Output, check_group, read_response
+from rollout_patch.responses import Output, check_group, read_response, unsent_output
 
 S = TypeVar("S")
 S_contra = TypeVar("S_contra", contravariant=True)
 Post = Callable[[dict[str, Any], Mapping[str, str]], Awaitable[Any]]
-"""Sends one payload with its headers and returns the decoded body of a 200; raises `RequestFailed` otherwise."""
+"""Sends one payload with its headers; returns the decoded body of a 200, else raises one of `rollout_patch.errors`."""
 Recorder = Callable[[dict[str, Any]], None]
 """Takes each exchange as it ends."""
 
@@ -61,9 +61,10 @@ class GroupReport:
         arm_asked: The arm that was asked for.
         arm_used: The arm that the samples came by.
         reasons: Why not the arm asked for: names out of `CONDITIONS`.
-        requests: HTTP requests sent, those again included.
+        requests: HTTP requests sent, those sent again included.
         retries: How many of them were sent again.
-        outputs: One output a slot; empty when the group was aborted before it was sent.
+        outputs: One output a slot; an abort without tokens stands for a slot that was not sent any more.
+        asked: What each slot asked for, media as the adapter gave them.
         aborted: The group was aborted before any token came, and its samples are as they were.
         notes: What else is worth counting: "abort_missed" (the group came back whole although it was aborted in flight)
             and "permits_short" (a request held fewer permits than it has samples).
@@ -75,75 +76,9 @@ class GroupReport:
     requests: int
     retries: int
     outputs: tuple[Output, ...] = field(repr=False)
+    asked: tuple[SampleRequest, ...] = field(default=(), repr=False)
     aborted: bool = False
     notes: tuple[str, ...] = ()
-
-
-@dataclass(slots=True)
-class _Sender:
-    """Sends requests, again where that is allowed, and counts."""
-
-    post: Post
-    retries: int
-    retry_wait: float
-    recorder: Recorder | None
-    permits: Permits | None
-    aborted: Callable[[], bool]
-    requests: int = 0
-    retried: int = 0
-    permits_short: bool = False
-
-    async def send(self, planned: PlannedRequest, arm: str) -> Any:
-        """The answer to one request; `_Aborted` when the abort came before it was sent."""
-        count = len(planned.slots)
-        async with AsyncExitStack() as stack:
-            if self.permits is not None:
-                self.permits_short |= await stack.enter_async_context(self.permits.hold(count)) < count
-            for attempt in range(1, self.retries + 2):
-                if self.aborted():
-                    raise _Aborted
-                try:
-                    return await self._send_once(planned, arm, attempt)
-                except RequestFailed as failure:
-                    if attempt > self.retries or failure.status not in _TRANSIENT:
-                        raise
-                    _log.warning("attempt %d of %d failed: %s", attempt, self.retries + 1, failure)
-                self.retried += 1
-                await asyncio.sleep(self.retry_wait)
-        raise AssertionError("the last attempt returns or raises")
-
-    async def _send_once(self, planned: PlannedRequest, arm: str, attempt: int) -> Any:
-        self.requests += 1
-        sent_at = time.time()
-        status, response = 0, None
-        try:
-            response = await self.post(planned.payload, planned.headers)
-            status = 200
-            return response
-        except RequestFailed as failure:
-            status, response = failure.status or 0, failure.body
-            raise
-        except BaseException as error:
-            response = f"{type(error).__name__}: {error}"
-            raise
-        finally:
-            if self.recorder is not None:
-                self.recorder(
-                    {
-                        "request": planned.payload,
-                        "headers": planned.headers,
-                        "status": status,
-                        "response": response,
-                        "sent_at": sent_at,
-                        "received_at": time.time(),
-                        "attempt": attempt,
-                        "arm": arm,
-                    }
-                )
-
-
-class _Aborted(Exception):
-    """The host aborted before a request was sent."""
 
 
 def _never() -> bool:
@@ -166,10 +101,10 @@ async def generate_group(
     aborted: Callable[[], bool] = _never,
     circumstances: Collection[str] = (),
 ) -> GroupReport:
-    """Generates the samples of one group and writes them into the host's samples, all of them or none.
+    """Generates the samples of one group and writes them into the host's samples.
 
-    Whatever happens, cancellation included, each sample is afterwards either applied whole or exactly as before the
-    call.
+    Nothing is written unless every answer of the group is sound. Whatever happens, cancellation included, each sample
+    is afterwards either applied whole or exactly as before the call.
 
     Args:
         arm: The arm asked for, one of `ARMS`; a group that may not go that way falls back by named reason.
@@ -177,8 +112,8 @@ async def generate_group(
         adapter: How they take part.
         post: The host's way to send a request.
         capabilities: What the engine does.
-        retries: How often a request may be sent again after a 5xx, a 429 or no answer. Each time it regenerates all its
-            samples.
+        retries: How often a request may be sent again after a 5xx, a 408, a 429 or no answer; each time all its samples
+            are generated anew, and one answer alone is used.
         retry_wait: Seconds between two attempts.
         recorder: Gets each exchange, as a line of ``*.exchanges.jsonl`` holds it.
         chunk: Most samples in one request.
@@ -197,10 +132,9 @@ async def generate_group(
     sender = _Sender(post, retries, retry_wait, recorder, permits, aborted)
     snapshots = [adapter.snapshot(sample) for sample in samples]
     try:
-        requests = [adapter.request(sample) for sample in samples]
-        names = list(conditions(requests, capabilities, circumstances))
-        if encoder is not None:
-            requests = await encode_media(requests, encoder)
+        asked = [adapter.request(sample) for sample in samples]
+        names = conditions(asked, capabilities, circumstances)
+        requests = asked if encoder is None else await encode_media(asked, encoder)
         used, reasons, outputs = await _by_eligible_arm(arm, requests, names, chunk, sender)
         nothing_came = all(output.finish_reason == "abort" and not output.output_ids for output in outputs)
         if nothing_came:
@@ -211,15 +145,24 @@ async def generate_group(
     except BaseException:
         _restore(adapter, samples, snapshots)
         raise
-    missed = not nothing_came and aborted() and all(output.finish_reason != "abort" for output in outputs)
+    missed = aborted() and all(output.finish_reason != "abort" for output in outputs)
     notes = [name for name, holds in (("abort_missed", missed), ("permits_short", sender.permits_short)) if holds]
-    for reason in reasons:
-        _log_once(arm, used, reason)
-    return GroupReport(arm, used, reasons, sender.requests, sender.retried, tuple(outputs), nothing_came, tuple(notes))
+    _log_once(arm, used, reasons)
+    return GroupReport(
+        arm_asked=arm,
+        arm_used=used,
+        reasons=reasons,
+        requests=sender.requests,
+        retries=sender.retried,
+        outputs=tuple(outputs),
+        asked=tuple(asked),
+        aborted=nothing_came,
+        notes=tuple(notes),
+    )
 
 
 async def _by_eligible_arm(
-    asked: str, requests: Sequence[SampleRequest], names: list[str], chunk: int | None, sender: _Sender
+    asked: str, requests: Sequence[SampleRequest], names: tuple[str, ...], chunk: int | None, sender: _Sender
 ) -> tuple[str, tuple[str, ...], list[Output]]:
     """Sends the group in the first arm that it may go and that the engine takes."""
     while True:
@@ -227,24 +170,104 @@ async def _by_eligible_arm(
         plan = plan_requests(arm, requests, chunk)
         try:
             answers = await _gather(sender.send(planned, arm) for planned in plan)
-        except _Aborted:
-            return arm, reasons, []
         except RequestFailed as failure:
             if arm == "per-sample" or failure.status not in _CANNOT:
                 raise
-            names.append(f"refused_{arm}")
+            names = (*names, f"refused_{arm}")
             _log.warning("the engine refused a group of %d sent %s: %s", len(requests), arm, failure)
-            continue
-        outputs = [
-            output
-            for planned, answer in zip(plan, answers, strict=True)
-            for output in read_response(planned, answer, requests)
-        ]
-        check_group(outputs, requests)
-        return arm, reasons, outputs
+        else:
+            return arm, reasons, _read_answers(plan, answers, requests)
 
 
-async def _gather(work: Collection[Coroutine[Any, Any, Any]] | Any) -> list[Any]:
+def _read_answers(
+    plan: Sequence[PlannedRequest], answers: Sequence[Any], requests: Sequence[SampleRequest]
+) -> list[Output]:
+    """All outputs of a group in slot order, validated; `_UNSENT` answers become aborts without tokens."""
+    outputs: list[Output] = []
+    sent: list[int] = []
+    for planned, answer in zip(plan, answers, strict=True):
+        if answer is _UNSENT:
+            outputs.extend(unsent_output() for _ in planned.slots)
+        else:
+            outputs.extend(read_response(planned, answer, requests))
+            sent.extend(planned.slots)
+    check_group([outputs[slot] for slot in sent], [requests[slot] for slot in sent])
+    return outputs
+
+
+_UNSENT = object()
+"""Stands for the answer to a request that the host aborted before it was sent, or before it had any output."""
+
+
+@dataclass(slots=True)
+class _Sender:
+    """Sends requests, again where that is allowed, and counts."""
+
+    post: Post
+    retries: int
+    retry_wait: float
+    recorder: Recorder | None
+    permits: Permits | None
+    aborted: Callable[[], bool]
+    requests: int = 0
+    retried: int = 0
+    permits_short: bool = False
+
+    async def send(self, planned: PlannedRequest, arm: str) -> Any:
+        """The answer to one request, or `_UNSENT`; permits are held from before the first attempt to after the last."""
+        count = len(planned.slots)
+        async with nullcontext(count) if self.permits is None else self.permits.hold(count) as held:
+            self.permits_short |= held < count
+            for attempt in range(1, self.retries + 2):
+                if self.aborted():
+                    return _UNSENT
+                try:
+                    return await self._send_once(planned, arm, attempt)
+                except RequestAborted:
+                    return _UNSENT
+                except RequestFailed as failure:
+                    if attempt > self.retries or failure.status not in _TRANSIENT:
+                        raise
+                    _log.warning("attempt %d of %d failed: %s", attempt, self.retries + 1, failure)
+                await asyncio.sleep(self.retry_wait)
+        raise AssertionError("the last attempt returns or raises")
+
+    async def _send_once(self, planned: PlannedRequest, arm: str, attempt: int) -> Any:
+        """One attempt, recorded however it ends."""
+        self.requests += 1
+        self.retried += attempt > 1
+        sent_at = time.time()
+        status: int | None = None
+        response: Any = None
+        try:
+            response, status = await self.post(planned.payload, planned.headers), 200
+        except RequestFailed as failure:
+            response, status = failure.body, failure.status
+            raise
+        except (OSError, asyncio.TimeoutError) as error:
+            response = f"{type(error).__name__}: {error}"
+            raise RequestFailed(None, response) from error
+        except BaseException as error:
+            response = f"{type(error).__name__}: {error}"
+            raise
+        finally:
+            if self.recorder is not None:
+                self.recorder(
+                    {
+                        "request": planned.payload,
+                        "headers": planned.headers,
+                        "status": status or 0,
+                        "response": response,
+                        "sent_at": sent_at,
+                        "received_at": time.time(),
+                        "attempt": attempt,
+                        "arm": arm,
+                    }
+                )
+        return response
+
+
+async def _gather(work: Iterable[Coroutine[Any, Any, Any]]) -> list[Any]:
     """All results in order; after the first failure, or when cancelled, nothing is left running."""
     tasks = [asyncio.ensure_future(coroutine) for coroutine in work]
     try:
@@ -262,6 +285,11 @@ def _restore(adapter: Adapter[S], samples: Sequence[S], snapshots: Sequence[obje
 
 
 @functools.cache
-def _log_once(asked: str, used: str, reason: str) -> None:
-    """One line a reason and process: the counts go to the host's metrics."""
-    _log.warning("a group asked for %s goes %s (%s): %s; said once", asked, used, reason, CONDITIONS[reason].sentence)
+def _log_once(asked: str, used: str, reasons: tuple[str, ...]) -> None:
+    """One line a way and process; the counts go to the host's metrics."""
+    if not reasons:
+        _log.info("group sampling active: groups go %s", used)
+    for reason in reasons:
+        _log.warning(
+            "a group asked for %s goes %s (%s): %s; said once", asked, used, reason, CONDITIONS[reason].sentence
+        )

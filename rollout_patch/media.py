@@ -16,33 +16,36 @@ Encoder = Callable[[str, Sequence[Any]], Awaitable[Sequence[Any]]]
 def digest(item: Any) -> str:
     """SHA-256 of a medium's content, as hexadecimal digits.
 
-    Text, bytes, numbers, mappings and sequences count by value; images and arrays by type, form and `tobytes()`.
+    Text, bytes, numbers, mappings and sequences count by value; images, arrays and tensors by form and content.
     Anything else counts by identity, so that two objects that cannot be compared are never taken for equal.
     """
-    state = hashlib.sha256()
-    _update(state, item)
-    return state.hexdigest()
+    content = _content(item)
+    return hashlib.sha256(f"{type(item).__qualname__}:{len(content)}:".encode() + content).hexdigest()
 
 
-def _update(state: Any, item: Any) -> None:
-    """Feeds type and content, each with its length, so that no two different items feed the same bytes."""
+def _content(item: Any) -> bytes:
     if isinstance(item, str):
-        content = item.encode("utf-8", "surrogatepass")
-    elif isinstance(item, (bytes, bytearray, memoryview)):
-        content = bytes(item)
-    elif item is None or isinstance(item, (bool, int, float)):
-        content = repr(item).encode()
-    elif isinstance(item, Mapping):
-        content = "".join(sorted(digest(key) + digest(value) for key, value in item.items())).encode()
-    elif isinstance(item, (list, tuple)):
-        content = "".join(map(digest, item)).encode()
-    elif hasattr(item, "tobytes"):
+        return item.encode("utf-8", "surrogatepass")
+    if isinstance(item, (bytes, bytearray, memoryview)):
+        return bytes(item)
+    if item is None or isinstance(item, (bool, int, float)):
+        return repr(item).encode()
+    if isinstance(item, Mapping):
+        return "".join(sorted(digest(key) + digest(value) for key, value in item.items())).encode()
+    if isinstance(item, (list, tuple)):
+        return "".join(map(digest, item)).encode()
+    if hasattr(item, "detach") and hasattr(item, "numpy"):
+        item = item.detach().float().cpu().numpy()
+    if hasattr(item, "tobytes"):
         form = [getattr(item, name, None) for name in ("mode", "size", "shape", "dtype")]
-        content = repr(form).encode() + item.tobytes()
-    else:
-        content = f"{id(item)}".encode()
-    state.update(f"{type(item).__qualname__}:{len(content)}:".encode())
-    state.update(content)
+        return repr(form).encode() + bytes(item.tobytes())
+    return str(id(item)).encode()
+
+
+def digests(payloads: Sequence[Any]) -> list[str]:
+    """The digest of each payload; objects that several share are read once."""
+    known = {id(payload): digest(payload) for payload in {id(payload): payload for payload in payloads}.values()}
+    return [known[id(payload)] for payload in payloads]
 
 
 async def encode_media(requests: Sequence[SampleRequest], encoder: Encoder) -> list[SampleRequest]:
@@ -51,18 +54,17 @@ async def encode_media(requests: Sequence[SampleRequest], encoder: Encoder) -> l
     Raises:
         ValueError: The encoder returned another number of items than it got.
     """
-    done: dict[tuple[str, str], Sequence[Any]] = {}
-    encoded = []
-    for request in requests:
-        media: dict[str, Sequence[Any]] = {}
-        for name, items in request.media.items():
-            if not items:
+    kinds = {name: None for request in requests for name, items in request.media.items() if items}
+    encoded: list[dict[str, Sequence[Any]]] = [{} for _ in requests]
+    for name in kinds:
+        payloads = [request.media.get(name, ()) for request in requests]
+        done: dict[str, Sequence[Any]] = {}
+        for media, payload, key in zip(encoded, payloads, digests(payloads), strict=True):
+            if not payload:
                 continue
-            key = (name, digest(items))
             if key not in done:
-                done[key] = await encoder(name, items)
-                if len(done[key]) != len(items):
-                    raise ValueError(f"the encoder made {len(done[key])} items out of {len(items)} in {name}")
+                done[key] = await encoder(name, payload)
+                if len(done[key]) != len(payload):
+                    raise ValueError(f"the encoder made {len(done[key])} items out of {len(payload)} in {name}")
             media[name] = done[key]
-        encoded.append(replace(request, media=media))
-    return encoded
+    return [replace(request, media=media) for request, media in zip(requests, encoded, strict=True)]

@@ -73,8 +73,14 @@ def read_response(planned: PlannedRequest, response: Any, requests: Sequence[Sam
     return [_read_item(item, requests[slot], f"slot {slot}") for slot, item in zip(planned.slots, items, strict=True)]
 
 
+def unsent_output() -> Output:
+    """What stands for a sample that was aborted before its request was sent: an abort without tokens."""
+    reason = {"type": "abort", "message": "Aborted before it was sent"}
+    return Output("", [], [], "abort", None, None, None, None, "", {"finish_reason": reason})
+
+
 def check_group(outputs: Sequence[Output], requests: Sequence[SampleRequest]) -> None:
-    """What must hold between the samples of a group.
+    """What must hold between the samples that came back; both arguments have one entry for each of them.
 
     Raises:
         ResponseRefused: Two samples have one id, the group mixes weight versions, or equal prompts were counted
@@ -186,7 +192,7 @@ def _check_lengths(meta: dict[str, Any], ids: list[int], kind: str, place: str) 
 
 
 def _prompt_tokens(meta: dict[str, Any], request: SampleRequest, kind: str, place: str) -> int | None:
-    """The engine's count of the prompt; with plain ids it must be theirs. Only an item aborted in the queue may lack it."""
+    """The engine's count of the prompt, equal to that of plain ids sent; an item aborted in the queue may lack it."""
     counted: int | None = _typed(meta, "prompt_tokens", int, place)
     if counted is None and kind != "abort":
         raise ResponseRefused(f"{place}: meta_info has no prompt_tokens")
@@ -198,7 +204,9 @@ def _prompt_tokens(meta: dict[str, Any], request: SampleRequest, kind: str, plac
 
 def _weight_version(meta: dict[str, Any], place: str) -> str | None:
     spans = _typed(meta, "weight_versions", list, place) or []
-    versions = {str(span.get("version")) for span in spans if isinstance(span, dict)}
+    if not all(isinstance(span, dict) for span in spans):
+        raise ResponseRefused(f"{place}: weight_versions are a list of objects, not {_shown(spans)}")
+    versions = {str(span.get("version")) for span in spans}
     if len(versions) > 1:
         raise ResponseRefused(f"{place}: one sample has tokens of {len(versions)} weight versions: {sorted(versions)}")
     version: str | None = _typed(meta, "weight_version", str, place)
