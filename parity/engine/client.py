@@ -230,7 +230,7 @@ def _decode(body: bytes) -> Any:
 
 def _message(answer: Any) -> str:
     """The part of an answer that says what went wrong, in any of the shapes that SGLang uses."""
-    if isinstance(answer, dict):
-        inner = answer.get("error", answer)
-        answer = inner.get("message", inner) if isinstance(inner, dict) else inner
+    for name in ("error", "message", "detail"):
+        if isinstance(answer, dict) and name in answer:
+            answer = answer[name]
     return str(answer).strip()[:1000]

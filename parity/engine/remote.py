@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from parity.engine.client import EngineClient
 from parity.errors import EngineError, UsageError
@@ -48,6 +48,14 @@ def remote_engine(url: str, *, control: bool) -> RemoteEngine:
         UsageError: It is no http or https URL of a server.
     """
     parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or not _port_is_sound(parts):
         raise UsageError(f"{url!r} is no engine: expected http://HOST:PORT")
     return RemoteEngine(url.rstrip("/"), parts.netloc.rpartition("@")[2], control)
+
+
+def _port_is_sound(parts: SplitResult) -> bool:
+    """Whether the port is absent or a number below 65536; `urllib` looks at it only when it is read."""
+    try:
+        return parts.port != 0
+    except ValueError:
+        return False
