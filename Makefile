@@ -1,0 +1,34 @@
+# make run     the first comparison: set up, train both arms, print the verdict
+# make test    set up and run the tests
+# make check   lint and types
+# make sglang  set up the real SGLang on the CPU (.venv-sglang, about 3 GB); its tests then run too
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+SGLANG_INSTALLED := .venv-sglang/.installed
+
+.PHONY: run test check sglang
+
+run: $(INSTALLED)
+	$(BIN)/parity run --baseline --experiment native
+
+test: $(INSTALLED)
+	$(BIN)/pytest
+
+check: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+sglang: $(SGLANG_INSTALLED)
+
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+$(SGLANG_INSTALLED): $(wildcard tools/sglang_cpu/*)
+	PYTHON=$(PYTHON) bash tools/sglang_cpu/setup.sh .venv-sglang
+	touch $@

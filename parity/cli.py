@@ -1,0 +1,234 @@
+"""The commands; no logic."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from parity.errors import ParityError, UsageError
+from parity.findings import Verdict
+from rollout_patch import ARMS
+
+EXIT_CODES = {Verdict.PARITY: 0, Verdict.DIFFERENT: 1, Verdict.INCONCLUSIVE: 3}
+EXIT_ERROR = 2
+EXIT_INTERRUPTED = 130
+
+RUN_EXAMPLES = """\b
+Examples:
+  parity run --baseline --experiment native
+  parity run --baseline batched --experiment native --seeds 5 --steps 60
+  parity run --baseline --experiment native --engine sglang --steps 30
+  parity run --baseline --experiment native --plant exchanged-outputs@7
+  parity run --out parity-out/mine --resume
+"""
+
+EXIT_HELP = "Exit code: 0 parity, 1 different, 2 wrong input or command, 3 inconclusive."
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]}, epilog=EXIT_HELP)
+@click.version_option(package_name="rollout-parity", prog_name="parity")
+def cli() -> None:
+    """Proves that a change to how an RL trainer requests its rollouts leaves training the same, or shows where not."""
+
+
+@cli.command(epilog=RUN_EXAMPLES + "\n" + EXIT_HELP)
+@click.option(
+    "--baseline",
+    is_flag=False,
+    flag_value="per-sample",
+    default="per-sample",
+    type=click.Choice(ARMS),
+    show_default=True,
+    help="The arm compared with; alone it means per-sample.",
+)
+@click.option("--experiment", type=click.Choice(ARMS), default="native", show_default=True, help="The arm in question.")
+@click.option("--engine", default="embedded", show_default=True, help="embedded, sglang, or the URL of a deployment.")
+@click.option("--task", default="arithmetic", show_default=True, help="The task that the policy is trained on.")
+@click.option(
+    "--design",
+    "designs",
+    type=click.Choice(["twin", "replay", "paired"]),
+    multiple=True,
+    help="How pairs are made; may be given several times. Default: twin then paired where the engine can seed, else "
+    "replay and paired.",
+)
+@click.option("--seeds", type=int, default=3, show_default=True, help="Paired seeds, each one run an arm.")
+@click.option("--steps", type=int, default=40, show_default=True, help="Training steps of each paired run.")
+@click.option("--twin-steps", type=int, default=20, show_default=True, help="Training steps of each twin run.")
+@click.option("--lr", type=float, help="Learning rate; the default is the one that the task is tuned for.")
+@click.option("--groups", type=int, help="Prompt groups a step.")
+@click.option("--group-size", type=int, help="Samples a group.")
+@click.option("--plant", "plants", multiple=True, metavar="NAME@STEP", help="Plant a fault in the experiment's arm.")
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Default: parity-out/<time>.")
+@click.option("--resume", is_flag=True, help="Go on with the experiment in --out.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on standard output.")
+@click.option("--quiet", is_flag=True, help="Print only the verdict.")
+@click.pass_context
+def run(context: click.Context, out: Path | None, resume: bool, as_json: bool, quiet: bool, **asked: Any) -> None:
+    """Trains both arms for real, in pairs, and gives the verdict with its report.
+
+    One twin pair samples with seeds, so that both arms must be equal bit for bit; free pairs then show whether the
+    curves contradict it. Killed at any point, it goes on with --resume.
+    """
+    from parity.runner import Watcher, run_experiment
+
+    if resume and out is None:
+        raise UsageError("--resume needs --out: the directory of the experiment to go on with")
+    directory = out or Path("parity-out") / datetime.now(timezone.utc).strftime("%Y%m%d-%H%M%S")
+    config = _run_config(context, asked, directory if resume else None)
+    console = Console(stderr=as_json, highlight=False)
+    with _interruptible(directory), _watching(console, quiet) as (step, note):
+        run_experiment(
+            config,
+            directory,
+            command=shlex.join(["parity", *sys.argv[1:]]),
+            watcher=Watcher(step, note),
+            cache=cache_directory(),
+            resume=resume,
+        )
+    _conclude(directory, console, as_json, quiet)
+
+
+@cli.command()
+@click.argument("directory", type=click.Path(path_type=Path, file_okay=False, exists=True))
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on standard output.")
+@click.option("--quiet", is_flag=True, help="Print only the verdict.")
+def report(directory: Path, as_json: bool, quiet: bool) -> None:
+    """Checks an experiment on disk again and writes its report again.
+
+    \b
+    Example:
+      parity report parity-out/20260101-120000
+    """  # noqa: D301 - \b is click's mark for a paragraph that keeps its lines
+    _conclude(directory, Console(stderr=as_json, highlight=False), as_json, quiet)
+
+
+@cli.command()
+@click.option("--model-path", type=click.Path(path_type=Path, file_okay=False, exists=True), help="A checkpoint.")
+@click.option("--task", default="arithmetic", show_default=True, help="Without --model-path: this task's policy.")
+@click.option("--host", default="127.0.0.1", show_default=True)
+@click.option("--port", type=int, default=30000, show_default=True)
+def serve(model_path: Path | None, task: str, host: str, port: int) -> None:
+    """Runs the embedded engine alone, speaking SGLang's protocol.
+
+    \b
+    Examples:
+      parity serve
+      parity serve --model-path my-qwen2 --port 30001
+    """  # noqa: D301 - as above
+    if model_path is None:
+        from parity.training.tasks import get_task
+        from parity.training.warm_start import warm_start
+
+        model_path = warm_start(get_task(task), cache_directory())
+    arguments = ["--model-path", str(model_path), "--host", host, "--port", str(port)]
+    os.execv(sys.executable, [sys.executable, "-m", "parity.engine.embedded", *arguments])
+
+
+def cache_directory() -> Path:
+    """Where warm-started policies are kept: ``$PARITY_CACHE``, else the user's cache directory."""
+    if chosen := os.environ.get("PARITY_CACHE"):
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rollout-parity"
+
+
+def _run_config(context: click.Context, asked: dict[str, Any], resumed: Path | None) -> Any:
+    """The configuration asked for: the defaults, or those on disk when resuming, with the options given."""
+    from parity.runner import ExperimentConfig
+    from parity.store import read_experiment
+
+    given = {
+        name: tuple(value) if isinstance(value, (list, tuple)) else value
+        for name, value in asked.items()
+        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+    }
+    training = {"lr": "learning_rate", "groups": "groups_per_step", "group_size": "group_size"}
+    changes = {field: given.pop(option) for option, field in training.items() if option in given}
+    if resumed is None:
+        config = ExperimentConfig(**{"baseline": asked["baseline"], "experiment": asked["experiment"], **given})
+    else:
+        config = replace(ExperimentConfig.from_json(read_experiment(resumed)["config"]), **given)
+    return replace(config, training=replace(config.training, **changes))
+
+
+@contextmanager
+def _interruptible(directory: Path) -> Iterator[None]:
+    """Ends on Ctrl-C with the command that goes on from here."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        click.echo(f"\ninterrupted; go on with: parity run --out {shlex.quote(str(directory))} --resume", err=True)
+        sys.exit(EXIT_INTERRUPTED)
+
+
+@contextmanager
+def _watching(console: Console, quiet: bool) -> Iterator[tuple[Callable[[Any], None], Callable[[str], None]]]:
+    """How progress is shown: a bar with rate and time left on a terminal, else one plain line a step."""
+    if quiet:
+        yield lambda _: None, lambda _: None
+    elif console.is_terminal:
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+        times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+        with Progress(*columns, *times, console=console) as progress:
+            task = progress.add_task("starting", total=None)
+            yield (
+                lambda step: progress.update(task, completed=step.done, total=step.total, description=_step_line(step)),
+                lambda text: progress.console.print(text, style="dim", markup=False),
+            )
+    else:
+        yield lambda step: click.echo(_plain_line(step), file=console.file), lambda text: click.echo(text, err=True)
+
+
+def _step_line(step: Any) -> str:
+    metrics = step.metrics
+    shown = {"reward": "rollout/raw_reward", "length": "rollout/response_len/mean", "grad norm": "train/grad_norm"}
+    values = " ".join(f"{name} {metrics.get(key, float('nan')):.3f}" for name, key in shown.items())
+    return f"{step.pair.design} {step.run} step {step.step + 1}/{step.pair.steps} {values}"
+
+
+def _plain_line(step: Any) -> str:
+    position = f"{step.done}/{step.total}, {step.rate:.1f} steps/s, {step.seconds_left:.0f} s left"
+    return f"{_step_line(step)} {step.seconds:.2f} s [{position}]"
+
+
+def _conclude(directory: Path, console: Console, as_json: bool, quiet: bool) -> None:
+    """Judges an experiment on disk, writes its report, shows it, and exits with the verdict's code."""
+    from parity.acceptance import assess
+    from parity.reports.terminal import print_report
+    from parity.reports.write import write_report
+
+    result = assess(directory)
+    files = write_report(result, directory / "report")
+    if as_json:
+        sys.stdout.buffer.write((directory / "report" / "report.json").read_bytes())
+    elif quiet:
+        console.print(result.verdict.verdict.value)
+    else:
+        print_report(result, console)
+        console.print(f"report: {files[-1]}", style="dim")
+    sys.exit(EXIT_CODES[result.verdict.verdict])
+
+
+def main() -> None:
+    """The command `parity`: errors are one line on standard error and exit code 2."""
+    try:
+        cli.main(standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(EXIT_ERROR)
+    except click.Abort:
+        sys.exit(EXIT_INTERRUPTED)
+    except ParityError as error:
+        click.echo(f"parity: {error}", err=True)
+        sys.exit(EXIT_ERROR)

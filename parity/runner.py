@@ -1,0 +1,447 @@
+"""Paired training runs: arms and seeds, interleaved in time, over one engine; the one place that owns time and resume.
+
+Every run has its own trainer; all share one engine, which is given a run's weights before each of its rollouts. The two
+runs of a pair take turns step by step, in an order drawn for each step, so that whatever the machine does meanwhile is
+shared by both arms.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from parity.engine import Engine, EngineClient, open_engine
+from parity.errors import EngineError, EngineUnavailable, UsageError
+from parity.exchanges import Exchange
+from parity.faults import AfterScoring, planting
+from parity.metrics import rollout_metrics
+from parity.provenance import commit, versions
+from parity.replay import replaying_post
+from parity.store import RunStore, create_experiment, exclusive, read_experiment, run_store
+from parity.training.config import TrainingConfig
+from parity.training.policy import load_tokenizer
+from parity.training.rollouts import RolloutResult, generate_rollout
+from parity.training.tasks import Task, get_task
+from parity.training.trainer import Trainer
+from parity.training.warm_start import warm_start
+from rollout_patch import ARMS, Capabilities, Post, RequestFailed
+
+DESIGNS = ("twin", "replay", "paired")
+"""How a pair is made: seeded sampling in both arms; one recording served to both arms; free sampling in both arms."""
+
+STEP_ATTEMPTS = 5
+"""How often a step is begun before the run gives up."""
+
+DEFAULT_MARGINS: Mapping[str, float] = {
+    "rollout/raw_reward": 0.10,
+    "rollout/response_len/mean": 0.50,
+    "rollout/truncated_ratio": 0.05,
+    "rollout/group_reward_std": 0.10,
+    "train/grad_norm": 0.50,
+}
+"""Largest run-level difference that counts as the same, by metric: absolute, in its unit (grad norm: of its log)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExperimentConfig:
+    """What an experiment asks for.
+
+    Attributes:
+        baseline: The arm compared with.
+        experiment: The arm in question.
+        task: The task's name.
+        engine: ``embedded``, ``sglang``, or the URL of a deployment.
+        designs: Which of `DESIGNS` to run, in order; empty: twin then paired where the engine can seed, else replay
+            then paired.
+        seeds: Number of paired seeds.
+        steps: Training steps of each paired run.
+        twin_steps: Training steps of each twin run.
+        training: The trainer's settings.
+        margins: The largest difference that counts as the same, by metric.
+        plants: Faults planted in the experiment's arm, each ``NAME@STEP``.
+    """
+
+    baseline: str
+    experiment: str
+    task: str = "arithmetic"
+    engine: str = "embedded"
+    designs: tuple[str, ...] = ()
+    seeds: int = 3
+    steps: int = 40
+    twin_steps: int = 20
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    margins: Mapping[str, float] = field(default_factory=lambda: dict(DEFAULT_MARGINS))
+    plants: tuple[str, ...] = ()
+
+    def validate(self) -> None:
+        """Checks what can be checked before anything runs.
+
+        Raises:
+            UsageError: An arm, a design, a count or a fault is not one that there is.
+        """
+        for arm in (self.baseline, self.experiment):
+            if arm not in ARMS:
+                raise UsageError(f"no arm {arm!r}: there are {', '.join(ARMS)}")
+        if self.baseline == self.experiment:
+            raise UsageError(f"both arms are {self.baseline!r}: a comparison needs two different ones")
+        unknown = set(self.designs) - set(DESIGNS)
+        if unknown:
+            raise UsageError(f"no design {sorted(unknown)}: there are {', '.join(DESIGNS)}")
+        for name in ("seeds", "steps", "twin_steps"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(self, name)}")
+        planting(self.plants)
+        get_task(self.task)
+
+    def to_json(self) -> dict[str, Any]:
+        """The configuration as ``experiment.json`` holds it."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, row: Mapping[str, Any]) -> ExperimentConfig:
+        """The configuration that `to_json` wrote."""
+        parts = dict(row)
+        parts["training"] = TrainingConfig(**parts["training"])
+        parts["designs"] = tuple(parts["designs"])
+        parts["plants"] = tuple(parts["plants"])
+        return cls(**parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A baseline run and an experiment run with the same seed: same initial weights, same prompts in the same order."""
+
+    design: str
+    seed: int
+    steps: int
+    arms: tuple[str, str]
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """The names of the two runs, baseline first."""
+        prefix = "replay-" if self.design == "replay" else ""
+        first, second = (f"{prefix}{arm}-seed{self.seed}" for arm in self.arms)
+        return first, second
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """One finished step, for whoever watches.
+
+    `done` and `total` count steps of the whole experiment; `seconds` is how long this step took and `rate` the steps a
+    second of this process so far.
+    """
+
+    pair: Pair
+    run: str
+    step: int
+    metrics: Mapping[str, Any]
+    done: int
+    total: int
+    seconds: float
+    rate: float
+
+    @property
+    def seconds_left(self) -> float:
+        """Seconds until the last step, at the rate so far."""
+        return (self.total - self.done) / self.rate
+
+
+@dataclass(frozen=True, slots=True)
+class Watcher:
+    """What a front end is told: `step` after each step, `note` for everything else worth a line."""
+
+    step: Callable[[StepReport], None]
+    note: Callable[[str], None]
+
+
+def plan_pairs(config: ExperimentConfig, designs: Sequence[str]) -> list[Pair]:
+    """The pairs of an experiment in the order they run; the twin has seed 0, paired seeds count from 1.
+
+    A replay pair replays the first paired baseline, so it runs after it.
+    """
+    arms = (config.baseline, config.experiment)
+    pairs = [Pair("twin", 0, config.twin_steps, arms)] if "twin" in designs else []
+    if "paired" in designs:
+        pairs += [Pair("paired", seed, config.steps, arms) for seed in range(1, config.seeds + 1)]
+    if "replay" in designs:
+        pairs.insert(1 if pairs and pairs[0].design == "paired" else len(pairs), Pair("replay", 1, config.steps, arms))
+    return pairs
+
+
+def choose_designs(config: ExperimentConfig, capabilities: Capabilities) -> tuple[str, ...]:
+    """The designs to run: those asked for, or what the engine's capabilities allow.
+
+    Raises:
+        UsageError: A twin was asked for on an engine whose seeds do not make a response reproducible in every arm, or a
+            replay without a paired run to record.
+    """
+    seedable = capabilities.seeded and (
+        capabilities.seed_per_slot or "native" not in (config.baseline, config.experiment)
+    )
+    designs = config.designs or (("twin", "paired") if seedable else ("replay", "paired"))
+    if "twin" in designs and not seedable:
+        reason = (
+            "does not honour sampling_seed"
+            if not capabilities.seeded
+            else "gives all n samples of a native request one seed, so a seeded group is n clones"
+        )
+        raise UsageError(f"a twin needs an engine with reproducible samples; this one {reason}: use --design replay")
+    if "replay" in designs and "paired" not in designs:
+        raise UsageError("a replay needs a recording: add --design paired")
+    return designs
+
+
+def run_experiment(
+    config: ExperimentConfig, out: Path, *, command: str, watcher: Watcher, cache: Path, resume: bool = False
+) -> None:
+    """Runs, or goes on with, all pairs of an experiment.
+
+    Args:
+        config: What is asked for; with `resume` it must equal what the directory says.
+        out: The experiment's directory.
+        command: The command line, for the record.
+        watcher: Told of every step.
+        cache: Where warm-started policies are kept between experiments.
+        resume: Goes on with an experiment from what is on disk.
+
+    Raises:
+        UsageError: The configuration cannot be run, or is not the one on disk.
+        EngineError: The engine does not come up, or a step failed `STEP_ATTEMPTS` times.
+        TrainingError: A training step produced a NaN.
+    """
+    config.validate()
+    with exclusive(out):
+        if resume:
+            _check_resumed(config, read_experiment(out))
+        else:
+            create_experiment(out, _describe(config, command))
+        task = get_task(config.task)
+        watcher.note(f"policy: warm start on {task.name}")
+        policy = warm_start(task, cache)
+        engine = open_engine(config.engine, policy, out / "logs", progress=_start_progress(config.engine, watcher))
+        try:
+            asyncio.run(_run_pairs(config, out, task, policy, engine, watcher, resume))
+        finally:
+            engine.stop()
+
+
+def _describe(config: ExperimentConfig, command: str) -> dict[str, Any]:
+    return {
+        "format": 1,
+        "baseline": config.baseline,
+        "experiment": config.experiment,
+        "task": config.task,
+        "engine": config.engine,
+        "steps": config.steps,
+        "seeds": list(range(1, config.seeds + 1)),
+        "margins": dict(config.margins),
+        "commands": [command],
+        "commit": commit(Path(__file__).parent),
+        "versions": versions(),
+        "config": config.to_json(),
+        "created_at": time.time(),
+    }
+
+
+def _check_resumed(config: ExperimentConfig, experiment: Mapping[str, Any]) -> None:
+    asked = ExperimentConfig.from_json(experiment["config"])
+    differ = [
+        f"{name}: {getattr(asked, name)} there, {getattr(config, name)} now"
+        for name in ExperimentConfig.__slots__
+        if getattr(asked, name) != getattr(config, name)
+    ]
+    if differ:
+        raise UsageError("--resume goes on with what was asked; these differ: " + "; ".join(differ))
+
+
+def _start_progress(engine: str, watcher: Watcher) -> Callable[[float, str], None]:
+    def progress(seconds: float, line: str) -> None:
+        if int(seconds) % 10 == 0:
+            watcher.note(f"engine {engine}: starting, {seconds:.0f} s: {line[:100]}")
+
+    return progress
+
+
+@dataclass(slots=True)
+class _Run:
+    """One run in progress."""
+
+    store: RunStore
+    pair: Pair
+    arm: str
+    trainer: Trainer
+    after_scoring: AfterScoring | None
+    finished: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Bench:
+    """What all runs of an experiment share."""
+
+    config: ExperimentConfig
+    out: Path
+    task: Task
+    tokenizer: Any
+    policy: Path
+    engine: Engine
+    client: EngineClient
+    capabilities: Capabilities
+
+
+async def _run_pairs(
+    config: ExperimentConfig, out: Path, task: Task, policy: Path, engine: Engine, watcher: Watcher, resume: bool
+) -> None:
+    async with engine.client() as client:
+        capabilities = await client.capabilities()
+        pairs = plan_pairs(config, choose_designs(config, capabilities))
+        bench = _Bench(config, out, task, load_tokenizer(policy), policy, engine, client, capabilities)
+        total = sum(2 * pair.steps for pair in pairs)
+        done = here = 0
+        start = time.monotonic()
+        for pair in pairs:
+            runs = [_open_run(bench, pair, role, resume) for role in range(2)]
+            done += sum(run.finished for run in runs)
+            for step in range(min(run.finished for run in runs), pair.steps):
+                # An order drawn for each step, the same after a resume, so that neither arm is always first.
+                order = random.Random(f"{pair.design}-{pair.seed}-{step}").sample(runs, 2)
+                for run in order:
+                    if run.finished > step:
+                        continue
+                    began = time.monotonic()
+                    metrics = await _finish_step(bench, run, step, watcher)
+                    run.finished += 1
+                    done, here, now = done + 1, here + 1, time.monotonic()
+                    rate = here / (now - start)
+                    watcher.step(StepReport(pair, run.store.name, step, metrics, done, total, now - began, rate))
+            for run in runs:
+                _close_run(run)
+
+
+def _open_run(bench: _Bench, pair: Pair, role: int, resume: bool) -> _Run:
+    """Opens a run where it stands on disk, or at its beginning."""
+    store = run_store(bench.out, pair.names[role])
+    store.create()
+    store.drop_unfinished()
+    finished = store.finished_steps()
+    first = store.checkpoint_path(0)
+    if finished == 0 and not first.exists():
+        shutil.copytree(bench.policy, first)
+    if resume and store.events():
+        store.append_event("resume", time.time(), step=finished)
+    else:
+        store.append_event("start", time.time(), step=0)
+    trainer = Trainer(store.checkpoint_path(finished), bench.config.training, bench.policy)
+    if not store.outcome():
+        store.write_outcome(_outcome(pair, pair.arms[role], "running"))
+    after_scoring = planting(bench.config.plants) if role == 1 and bench.config.plants else None
+    return _Run(store, pair, pair.arms[role], trainer, after_scoring, finished)
+
+
+def _close_run(run: _Run) -> None:
+    if run.store.outcome()["status"] == "completed":
+        return
+    memory = psutil.Process().memory_info().rss
+    run.store.append_event("end", time.time(), step=run.finished)
+    run.store.write_outcome(_outcome(run.pair, run.arm, "completed", memory_bytes=memory))
+
+
+def _outcome(pair: Pair, arm: str, status: str, **details: Any) -> dict[str, Any]:
+    return {
+        "design": pair.design,
+        "arm": arm,
+        "seed": pair.seed,
+        "asked_steps": pair.steps,
+        "status": status,
+        **details,
+    }
+
+
+async def _finish_step(bench: _Bench, run: _Run, step: int, watcher: Watcher) -> dict[str, Any]:
+    """One step, begun again when the engine fails; what was begun leaves no trace in the counts."""
+    for attempt in range(1, STEP_ATTEMPTS + 1):
+        try:
+            return await _step(bench, run, step)
+        except (EngineUnavailable, RequestFailed) as error:
+            run.store.append_event("retry", time.time(), step=step, attempt=attempt, message=str(error)[:500])
+            watcher.note(f"{run.store.name} step {step}: {error}; attempt {attempt} of {STEP_ATTEMPTS}")
+            await _revive(bench, run, step, attempt, watcher)
+    raise EngineError(f"{run.store.name} step {step}: the engine failed {STEP_ATTEMPTS} times; see events.jsonl")
+
+
+async def _revive(bench: _Bench, run: _Run, step: int, attempt: int, watcher: Watcher) -> None:
+    """Restarts an engine that died; gives one that lives a moment, and restarts it when it does not answer."""
+    if bench.engine.alive():
+        await asyncio.sleep(min(2.0**attempt, 30))
+        if await bench.client.health():
+            return
+    watcher.note("engine: restart")
+    await asyncio.to_thread(bench.engine.restart)
+    run.store.append_event("engine_restart", time.time(), step=step)
+
+
+async def _step(bench: _Bench, run: _Run, step: int) -> dict[str, Any]:
+    """Weights to the engine, rollout, training, everything on disk, and last the line that counts the step."""
+    began = time.monotonic()
+    version = f"{run.store.name}-step{step}"
+    recording = _recording(bench, run.pair, step) if run.pair.design == "replay" else None
+    if recording is None:
+        await bench.client.update_weights(run.store.checkpoint_path(step), version)
+    updated = time.monotonic()
+    result = await _rollout(bench, run, step, recording)
+    generated = time.monotonic()
+    train = run.trainer.train(result.rollout)
+    trained = time.monotonic()
+    run.store.write_step(step, result.rollout, result.exchanges)
+    run.trainer.save(run.store.checkpoint_path(step + 1))
+    metrics = {
+        "step": step,
+        **rollout_metrics(result.rollout, result.seconds),
+        **train,
+        **_request_metrics(result),
+        "perf/update_weights_time": updated - began,
+        "perf/train_time": trained - generated,
+        "perf/step_time": time.monotonic() - began,
+        "weight_version": version if recording is None else None,
+    }
+    run.store.append_metrics(metrics)
+    run.store.prune_checkpoints(keep_from=step)
+    return metrics
+
+
+def _recording(bench: _Bench, pair: Pair, step: int) -> Post:
+    recorded: list[Exchange] = list(run_store(bench.out, f"{pair.arms[0]}-seed{pair.seed}").exchanges(step))
+    return replaying_post(recorded)
+
+
+async def _rollout(bench: _Bench, run: _Run, step: int, recording: Post | None) -> RolloutResult:
+    return await generate_rollout(
+        task=bench.task,
+        tokenizer=bench.tokenizer,
+        config=bench.config.training,
+        step=step,
+        seed=run.pair.seed,
+        arm=run.arm,
+        post=recording or bench.client.generate,
+        capabilities=bench.capabilities,
+        engine_id=bench.engine.engine_id,
+        seeded=run.pair.design == "twin",
+        after_scoring=run.after_scoring,
+    )
+
+
+def _request_metrics(result: RolloutResult) -> dict[str, float]:
+    fallbacks = sum(report.arm_used != report.arm_asked for report in result.reports)
+    return {
+        "perf/requests": float(sum(report.requests for report in result.reports)),
+        "rollout/retries": float(sum(report.retries for report in result.reports)),
+        "rollout/fallbacks": float(fallbacks),
+    }
