@@ -17,8 +17,11 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers.utils import logging as transformers_logging
 
 from parity.errors import InputError
+
+transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # bars would break our progress line
 
 PAD, EOS = "<pad>", "<eos>"
 VOCABULARY = {token: number for number, token in enumerate([PAD, EOS, *sorted(pre_tokenizers.ByteLevel.alphabet())])}
