@@ -145,7 +145,7 @@ def cache_directory() -> Path:
 
 def _run_config(context: click.Context, asked: dict[str, Any], resumed: Path | None) -> Any:
     """The configuration asked for: the defaults, or those on disk when resuming, with the options given."""
-    from parity.runner import ExperimentConfig
+    from parity.experiment import ExperimentConfig
     from parity.store import read_experiment
 
     given = {

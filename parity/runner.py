@@ -11,8 +11,8 @@ import asyncio
 import random
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,115 +21,21 @@ import psutil
 from parity.engine import Engine, EngineClient, open_engine
 from parity.errors import EngineError, EngineUnavailable, UsageError
 from parity.exchanges import Exchange
+from parity.experiment import ExperimentConfig, Pair, plan_pairs, weight_version
 from parity.faults import AfterScoring, planting
 from parity.metrics import rollout_metrics
 from parity.provenance import commit, versions
 from parity.replay import replaying_post
-from parity.store import RunStore, create_experiment, exclusive, read_experiment, run_store
-from parity.training.config import TrainingConfig
-from parity.training.policy import load_tokenizer
+from parity.store import RunStore, amend_experiment, create_experiment, exclusive, read_experiment, run_store
+from parity.training.policy import load_tokenizer, policy_config
 from parity.training.rollouts import RolloutResult, generate_rollout
 from parity.training.tasks import Task, get_task
 from parity.training.trainer import Trainer
 from parity.training.warm_start import warm_start
-from rollout_patch import ARMS, Capabilities, Post, RequestFailed
-
-DESIGNS = ("twin", "replay", "paired")
-"""How a pair is made: seeded sampling in both arms; one recording served to both arms; free sampling in both arms."""
+from rollout_patch import Capabilities, Post, RequestFailed
 
 STEP_ATTEMPTS = 5
 """How often a step is begun before the run gives up."""
-
-DEFAULT_MARGINS: Mapping[str, float] = {
-    "rollout/raw_reward": 0.10,
-    "rollout/response_len/mean": 0.50,
-    "rollout/truncated_ratio": 0.05,
-    "rollout/group_reward_std": 0.10,
-    "train/grad_norm": 0.50,
-}
-"""Largest run-level difference that counts as the same, by metric: absolute, in its unit (grad norm: of its log)."""
-
-
-@dataclass(frozen=True, slots=True)
-class ExperimentConfig:
-    """What an experiment asks for.
-
-    Attributes:
-        baseline: The arm compared with.
-        experiment: The arm in question.
-        task: The task's name.
-        engine: ``embedded``, ``sglang``, or the URL of a deployment.
-        designs: Which of `DESIGNS` to run, in order; empty: twin then paired where the engine can seed, else replay
-            then paired.
-        seeds: Number of paired seeds.
-        steps: Training steps of each paired run.
-        twin_steps: Training steps of each twin run.
-        training: The trainer's settings.
-        margins: The largest difference that counts as the same, by metric.
-        plants: Faults planted in the experiment's arm, each ``NAME@STEP``.
-    """
-
-    baseline: str
-    experiment: str
-    task: str = "arithmetic"
-    engine: str = "embedded"
-    designs: tuple[str, ...] = ()
-    seeds: int = 3
-    steps: int = 40
-    twin_steps: int = 20
-    training: TrainingConfig = field(default_factory=TrainingConfig)
-    margins: Mapping[str, float] = field(default_factory=lambda: dict(DEFAULT_MARGINS))
-    plants: tuple[str, ...] = ()
-
-    def validate(self) -> None:
-        """Checks what can be checked before anything runs.
-
-        Raises:
-            UsageError: An arm, a design, a count or a fault is not one that there is.
-        """
-        for arm in (self.baseline, self.experiment):
-            if arm not in ARMS:
-                raise UsageError(f"no arm {arm!r}: there are {', '.join(ARMS)}")
-        if self.baseline == self.experiment:
-            raise UsageError(f"both arms are {self.baseline!r}: a comparison needs two different ones")
-        unknown = set(self.designs) - set(DESIGNS)
-        if unknown:
-            raise UsageError(f"no design {sorted(unknown)}: there are {', '.join(DESIGNS)}")
-        for name in ("seeds", "steps", "twin_steps"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(self, name)}")
-        planting(self.plants)
-        get_task(self.task)
-
-    def to_json(self) -> dict[str, Any]:
-        """The configuration as ``experiment.json`` holds it."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, row: Mapping[str, Any]) -> ExperimentConfig:
-        """The configuration that `to_json` wrote."""
-        parts = dict(row)
-        parts["training"] = TrainingConfig(**parts["training"])
-        parts["designs"] = tuple(parts["designs"])
-        parts["plants"] = tuple(parts["plants"])
-        return cls(**parts)
-
-
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """A baseline run and an experiment run with the same seed: same initial weights, same prompts in the same order."""
-
-    design: str
-    seed: int
-    steps: int
-    arms: tuple[str, str]
-
-    @property
-    def names(self) -> tuple[str, str]:
-        """The names of the two runs, baseline first."""
-        prefix = "replay-" if self.design == "replay" else ""
-        first, second = (f"{prefix}{arm}-seed{self.seed}" for arm in self.arms)
-        return first, second
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,20 +67,6 @@ class Watcher:
 
     step: Callable[[StepReport], None]
     note: Callable[[str], None]
-
-
-def plan_pairs(config: ExperimentConfig, designs: Sequence[str]) -> list[Pair]:
-    """The pairs of an experiment in the order they run; the twin has seed 0, paired seeds count from 1.
-
-    A replay pair replays the first paired baseline, so it runs after it.
-    """
-    arms = (config.baseline, config.experiment)
-    pairs = [Pair("twin", 0, config.twin_steps, arms)] if "twin" in designs else []
-    if "paired" in designs:
-        pairs += [Pair("paired", seed, config.steps, arms) for seed in range(1, config.seeds + 1)]
-    if "replay" in designs:
-        pairs.insert(1 if pairs and pairs[0].design == "paired" else len(pairs), Pair("replay", 1, config.steps, arms))
-    return pairs
 
 
 def choose_designs(config: ExperimentConfig, capabilities: Capabilities) -> tuple[str, ...]:
@@ -244,11 +136,22 @@ def _describe(config: ExperimentConfig, command: str) -> dict[str, Any]:
         "steps": config.steps,
         "seeds": list(range(1, config.seeds + 1)),
         "margins": dict(config.margins),
+        "policy": _describe_policy(),
         "commands": [command],
         "commit": commit(Path(__file__).parent),
         "versions": versions(),
         "config": config.to_json(),
         "created_at": time.time(),
+    }
+
+
+def _describe_policy() -> dict[str, Any]:
+    """What checks must know of the policy."""
+    shape = policy_config()
+    return {
+        "vocab_size": shape.vocab_size,
+        "context_length": shape.max_position_embeddings,
+        "stop_token_ids": [shape.eos_token_id],
     }
 
 
@@ -302,7 +205,9 @@ async def _run_pairs(
 ) -> None:
     async with engine.client() as client:
         capabilities = await client.capabilities()
-        pairs = plan_pairs(config, choose_designs(config, capabilities))
+        designs = choose_designs(config, capabilities)
+        amend_experiment(out, {"designs": designs, "engine_capabilities": asdict(capabilities)})
+        pairs = plan_pairs(config, designs)
         bench = _Bench(config, out, task, load_tokenizer(policy), policy, engine, client, capabilities)
         total = sum(2 * pair.steps for pair in pairs)
         done = here = 0
@@ -339,7 +244,9 @@ def _open_run(bench: _Bench, pair: Pair, role: int, resume: bool) -> _Run:
         store.append_event("resume", time.time(), step=finished)
     else:
         store.append_event("start", time.time(), step=0)
-    trainer = Trainer(store.checkpoint_path(finished), bench.config.training, bench.policy)
+    training = bench.config.training
+    reference = bench.policy if training.kl_coefficient else None
+    trainer = Trainer(store.checkpoint_path(finished), training, reference)
     if not store.outcome():
         store.write_outcome(_outcome(pair, pair.arms[role], "running"))
     after_scoring = planting(bench.config.plants) if role == 1 and bench.config.plants else None
@@ -391,9 +298,9 @@ async def _revive(bench: _Bench, run: _Run, step: int, attempt: int, watcher: Wa
 async def _step(bench: _Bench, run: _Run, step: int) -> dict[str, Any]:
     """Weights to the engine, rollout, training, everything on disk, and last the line that counts the step."""
     began = time.monotonic()
-    version = f"{run.store.name}-step{step}"
     recording = _recording(bench, run.pair, step) if run.pair.design == "replay" else None
     if recording is None:
+        version = weight_version(run.store.name, step)
         await bench.client.update_weights(run.store.checkpoint_path(step), version)
     updated = time.monotonic()
     result = await _rollout(bench, run, step, recording)
@@ -410,7 +317,6 @@ async def _step(bench: _Bench, run: _Run, step: int) -> dict[str, Any]:
         "perf/update_weights_time": updated - began,
         "perf/train_time": trained - generated,
         "perf/step_time": time.monotonic() - began,
-        "weight_version": version if recording is None else None,
     }
     run.store.append_metrics(metrics)
     run.store.prune_checkpoints(keep_from=step)

@@ -239,6 +239,19 @@ def run_stores(experiment: Path, names: Sequence[str]) -> list[RunStore]:
     return [store for name in names if (store := run_store(experiment, name)).path.exists()]
 
 
+def amend_experiment(path: Path, facts: Mapping[str, Any]) -> None:
+    """Adds what became known after the start; what is known already must be the same.
+
+    Raises:
+        UsageError: A fact differs from the one on disk.
+    """
+    experiment = read_experiment(path)
+    for name, value in json.loads(json.dumps(facts)).items():
+        if experiment.setdefault(name, value) != value:
+            raise UsageError(f"{path / EXPERIMENT_FILE}: {name} is {experiment[name]}, but now {value}")
+    write_atomically(path / EXPERIMENT_FILE, json.dumps(experiment, indent=1).encode())
+
+
 @contextmanager
 def exclusive(path: Path) -> Iterator[None]:
     """Holds an experiment's directory against a second writer; the system lets go when the process dies.

@@ -1,0 +1,200 @@
+"""From an experiment on disk to its report: every level's checks, in one place, from files alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from parity.contract_checks import CHECKS, Rules, check_accounting, check_arms, check_batches, check_exchanges
+from parity.errors import InputError
+from parity.exchanges import Exchange
+from parity.experiment import ExperimentConfig, Pair, plan_pairs, weight_version
+from parity.findings import Finding, Level, Severity, Status, Where
+from parity.metrics import RunCurves, curves_of_run
+from parity.replay import compare_twins
+from parity.reports.document import Report, RunRecord, build_report
+from parity.samples import Rollout, Sample
+from parity.stats import cost_findings, training_findings
+from parity.store import RunStore, read_experiment, run_store
+from parity.training.tasks import Task, get_task
+
+
+@dataclass(frozen=True, slots=True)
+class _FinishedPair:
+    """A pair whose two runs have both been started, and how many steps both have finished."""
+
+    pair: Pair
+    stores: tuple[RunStore, RunStore]
+    steps: int
+
+
+def assess(directory: Path) -> Report:
+    """Checks all that an experiment has on disk and builds its report.
+
+    Raises:
+        InputError: The directory holds no experiment, a file of it cannot be read, or no step is finished.
+    """
+    experiment = read_experiment(directory)
+    config = ExperimentConfig.from_json(experiment["config"])
+    pairs = list(_finished_pairs(directory, plan_pairs(config, experiment["designs"])))
+    if not pairs:
+        raise InputError(f"{directory}: no pair of runs has a finished step to compare")
+    findings = [
+        *_contract_findings(pairs, config, experiment),
+        *_replay_findings(pairs),
+        *_training_findings(pairs, config),
+        *_cost_findings(pairs),
+    ]
+    return build_report(experiment, [record for pair in pairs for record in _records(pair)], findings)
+
+
+def _finished_pairs(directory: Path, pairs: Sequence[Pair]) -> Iterator[_FinishedPair]:
+    for pair in pairs:
+        first, second = (run_store(directory, name) for name in pair.names)
+        steps = min(first.finished_steps(), second.finished_steps())
+        if steps:
+            yield _FinishedPair(pair, (first, second), steps)
+
+
+def _records(finished: _FinishedPair) -> Iterator[RunRecord]:
+    pair = finished.pair
+    for store, arm in zip(finished.stores, pair.arms, strict=True):
+        yield RunRecord(store.name, arm, pair.seed, pair.design, store.metrics(), store.outcome(), store.events())
+
+
+def _rules(config: ExperimentConfig, policy: Mapping[str, Any], task: Task, store: RunStore, design: str) -> Rules:
+    training = config.training
+    steps = range(store.finished_steps())
+
+    def reward(sample: Sample) -> float:
+        return task.reward(sample.extra["prompt"], sample.text or "")
+
+    return Rules(
+        group_size=training.group_size,
+        max_new_tokens=task.max_new_tokens,
+        context_length=policy["context_length"],
+        vocab_size=policy["vocab_size"],
+        stop_token_ids=frozenset(policy["stop_token_ids"]),
+        temperature=training.temperature,
+        reward=reward,
+        advantage="grpo",
+        # A replayed rollout keeps the version of the recording.
+        weight_versions={} if design == "replay" else {step: weight_version(store.name, step) for step in steps},
+    )
+
+
+def _contract_findings(
+    pairs: Sequence[_FinishedPair], config: ExperimentConfig, experiment: Mapping[str, Any]
+) -> list[Finding]:
+    """Contract checks of each run and of each pair; what passes in all is one finding, what fails names its run."""
+    task = get_task(config.task)
+    found = []
+    for finished in pairs:
+        for store in finished.stores:
+            rules = _rules(config, experiment["policy"], task, store, finished.pair.design)
+            found += [_in_run(finding, store.name) for finding in _run_findings(store, rules)]
+        baseline, changed = (_rollouts(store, finished.steps) for store in finished.stores)
+        found += [_in_run(finding, finished.stores[1].name) for finding in check_arms(baseline, changed)]
+    return merge(found)
+
+
+def _run_findings(store: RunStore, rules: Rules) -> list[Finding]:
+    steps = range(store.finished_steps())
+    samples = check_batches((store.rollout(step) for step in steps), rules)
+    accounting = check_accounting(_rollouts(store, len(steps)), _exchanges(store, len(steps)))
+    return [*samples, *check_exchanges(_exchanges(store, len(steps)), rules), *accounting]
+
+
+def _rollouts(store: RunStore, steps: int) -> Rollout:
+    return Rollout.concatenate([store.rollout(step) for step in range(steps)])
+
+
+def _exchanges(store: RunStore, steps: int) -> Iterator[Exchange]:
+    return (exchange for step in range(steps) for exchange in store.exchanges(step))
+
+
+def _in_run(finding: Finding, run: str) -> Finding:
+    return replace(finding, where=replace(finding.where, run=run))
+
+
+def merge(findings: Iterable[Finding]) -> list[Finding]:
+    """Findings of many runs as one list: failures as they are, the rest one a check with the counts summed.
+
+    Check by check in the order first met; a check that failed in one run does not also pass for the others.
+    """
+    by_check: dict[str, list[Finding]] = {}
+    for finding in findings:
+        by_check.setdefault(finding.check, []).append(finding)
+    merged = []
+    for check, of_check in by_check.items():
+        failed = [finding for finding in of_check if finding.status is Status.FAIL]
+        merged += failed or _sum(check, [finding for finding in of_check if finding.status is Status.PASS])
+        merged += _sum(check, [finding for finding in of_check if finding.status is Status.NOT_COMPARED])
+    return merged
+
+
+_RULE_OF_CHECK = {check.name: check.rule for check in CHECKS}
+
+
+def _sum(check: str, alike: Sequence[Finding]) -> list[Finding]:
+    """One finding for several runs' findings of the same check and status; none for none."""
+    if not alike:
+        return []
+    counts = {
+        name: sum(int(finding.evidence.get(name, 0)) for finding in alike)
+        for name in ("checked", "failed", "not_compared")
+    }
+    runs = len({finding.where.run for finding in alike})
+    if alike[0].status is Status.PASS:
+        message = f"{counts['checked']} checked in {runs} runs: {_RULE_OF_CHECK[check]}"
+    else:
+        message = f"in {runs} runs: {alike[0].message}"
+    return [replace(alike[0], where=Where(), message=message, evidence={**counts, "runs": runs})]
+
+
+def _replay_findings(pairs: Sequence[_FinishedPair]) -> list[Finding]:
+    """L2 of each twin and replay pair, or that there is none."""
+    found = []
+    for finished in pairs:
+        if finished.pair.design == "paired":
+            continue
+        first, second = finished.stores
+        found += [
+            _in_run(finding, second.name) if finding.status is Status.FAIL else finding
+            for finding in compare_twins(
+                _rollouts(first, finished.steps),
+                _rollouts(second, finished.steps),
+                first.metrics()[: finished.steps],
+                second.metrics()[: finished.steps],
+            )
+        ]
+    if not found:
+        message = "no twin and no replay was run, so no two runs have the same responses to compare"
+        found.append(Finding("twin", Level.REPLAY, Status.NOT_COMPARED, message, severity=Severity.ERROR))
+    return found
+
+
+def _training_findings(pairs: Sequence[_FinishedPair], config: ExperimentConfig) -> list[Finding]:
+    curves = list(_curves(pairs))
+    if not curves:
+        message = "no freely sampled pair was run, so no curves are compared"
+        return [Finding("curves", Level.TRAINING, Status.NOT_COMPARED, message)]
+    baseline, changed = zip(*curves, strict=True)
+    return training_findings(baseline, changed, config.margins)
+
+
+def _cost_findings(pairs: Sequence[_FinishedPair]) -> list[Finding]:
+    curves = list(_curves(pairs))
+    if not curves:
+        return [Finding("cost", Level.COST, Status.NOT_COMPARED, "no freely sampled pair was run")]
+    return cost_findings(curves)
+
+
+def _curves(pairs: Sequence[_FinishedPair]) -> Iterator[tuple[RunCurves, RunCurves]]:
+    """The curves of each freely sampled pair, by run."""
+    for finished in pairs:
+        if finished.pair.design == "paired":
+            first, second = (curves_of_run(store.name, store.metrics()) for store in finished.stores)
+            yield first, second

@@ -1,0 +1,126 @@
+"""What an experiment asks for, and the runs that it is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from parity.errors import UsageError
+from parity.faults import planting
+from parity.training.config import TrainingConfig
+from parity.training.tasks import get_task
+from rollout_patch import ARMS
+
+DESIGNS = ("twin", "replay", "paired")
+"""How a pair is made: seeded sampling in both arms; one recording served to both arms; free sampling in both arms."""
+
+DEFAULT_MARGINS: Mapping[str, float] = {
+    "rollout/raw_reward": 0.10,
+    "rollout/response_len/mean": 0.50,
+    "rollout/truncated_ratio": 0.05,
+    "rollout/group_reward_std": 0.10,
+    "train/grad_norm": 0.50,
+}
+"""Largest run-level difference that counts as the same, by metric: absolute, in its unit (grad norm: of its log)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExperimentConfig:
+    """What an experiment asks for.
+
+    Attributes:
+        baseline: The arm compared with.
+        experiment: The arm in question.
+        task: The task's name.
+        engine: ``embedded``, ``sglang``, or the URL of a deployment.
+        designs: Which of `DESIGNS` to run, in order; empty: twin then paired where the engine can seed, else replay
+            then paired.
+        seeds: Number of paired seeds.
+        steps: Training steps of each paired run.
+        twin_steps: Training steps of each twin run.
+        training: The trainer's settings.
+        margins: The largest difference that counts as the same, by metric.
+        plants: Faults planted in the experiment's arm, each ``NAME@STEP``.
+    """
+
+    baseline: str
+    experiment: str
+    task: str = "arithmetic"
+    engine: str = "embedded"
+    designs: tuple[str, ...] = ()
+    seeds: int = 3
+    steps: int = 40
+    twin_steps: int = 20
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    margins: Mapping[str, float] = field(default_factory=lambda: dict(DEFAULT_MARGINS))
+    plants: tuple[str, ...] = ()
+
+    def validate(self) -> None:
+        """Checks what can be checked before anything runs.
+
+        Raises:
+            UsageError: An arm, a design, a count or a fault is not one that there is.
+        """
+        for arm in (self.baseline, self.experiment):
+            if arm not in ARMS:
+                raise UsageError(f"no arm {arm!r}: there are {', '.join(ARMS)}")
+        if self.baseline == self.experiment:
+            raise UsageError(f"both arms are {self.baseline!r}: a comparison needs two different ones")
+        unknown = set(self.designs) - set(DESIGNS)
+        if unknown:
+            raise UsageError(f"no design {sorted(unknown)}: there are {', '.join(DESIGNS)}")
+        for name in ("seeds", "steps", "twin_steps"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(self, name)}")
+        planting(self.plants)
+        get_task(self.task)
+
+    def to_json(self) -> dict[str, Any]:
+        """The configuration as ``experiment.json`` holds it."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, row: Mapping[str, Any]) -> ExperimentConfig:
+        """The configuration that `to_json` wrote."""
+        parts = dict(row)
+        parts["training"] = TrainingConfig(**parts["training"])
+        parts["designs"] = tuple(parts["designs"])
+        parts["plants"] = tuple(parts["plants"])
+        return cls(**parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A baseline run and an experiment run with the same seed: same initial weights, same prompts in the same order."""
+
+    design: str
+    seed: int
+    steps: int
+    arms: tuple[str, str]
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """The names of the two runs, baseline first."""
+        prefix = "replay-" if self.design == "replay" else ""
+        first, second = (f"{prefix}{arm}-seed{self.seed}" for arm in self.arms)
+        return first, second
+
+
+def weight_version(run: str, step: int) -> str:
+    """The label that the engine gives the weights of a step."""
+    return f"{run}-step{step}"
+
+
+def plan_pairs(config: ExperimentConfig, designs: Sequence[str]) -> list[Pair]:
+    """The pairs of an experiment in the order they run; the twin has seed 0, paired seeds count from 1.
+
+    A replay pair replays the first paired baseline, so it runs after it.
+    """
+    arms = (config.baseline, config.experiment)
+    pairs = [Pair("twin", 0, config.twin_steps, arms)] if "twin" in designs else []
+    if "paired" in designs:
+        pairs += [Pair("paired", seed, config.steps, arms) for seed in range(1, config.seeds + 1)]
+    if "replay" in designs:
+        pairs.insert(1 if pairs and pairs[0].design == "paired" else len(pairs), Pair("replay", 1, config.steps, arms))
+    return pairs
