@@ -14,6 +14,7 @@ from parity.findings import Finding, Judgement, Level, Status, judge, status_of_
 from parity.metrics import AlignedRuns, RunCurves, align, curves_of_run, late_mean
 from parity.provenance import config_hash
 
+STEP_TIME = "perf/step_time"
 FINISH_REASON_METRIC = "rollout/finish_reason/"
 MARKED_EVENTS = ("engine_restart", "resume", "abort")
 COST_METRICS = (
@@ -31,12 +32,13 @@ class RunRecord:
         name: The run's directory name, unique in the experiment (``native-seed0``).
         arm: How it asked for its groups.
         seed: The seed of its pair.
-        design: ``twin`` or ``paired``.
+        design: ``twin``, ``replay`` or ``paired``.
         metrics: Lines of ``metrics.jsonl``: one mapping a step under slime's names, with its ``step``.
-        outcome: Content of ``run.json``; read here: ``status``, ``message``, ``seconds``, ``peak_memory_bytes`` and
-            ``counts`` (``samples``, ``groups``, ``exchanges``, …).
+        outcome: Content of ``run.json``; read here: ``status``, ``message``, ``memory_bytes`` and ``counts``
+            (``samples``, ``groups``, ``exchanges``, …).
         events: Lines of ``events.jsonl``: ``event`` (``start``, ``step``, ``retry``, ``engine_restart``, ``resume``,
-            ``abort``, ``end``), and where known ``step``, ``message`` and ``count``.
+            ``abort``, ``end``), and where known ``time`` (seconds since the epoch), ``step``, ``message`` and
+            ``count``.
     """
 
     name: str
@@ -113,7 +115,7 @@ class CostRow:
 
 @dataclass(frozen=True, slots=True)
 class RunOutcome:
-    """How one run ended; `seconds` and `peak_memory_bytes` are `None` where not recorded."""
+    """How one run ended; `seconds` is the time in finished steps; it and `memory_bytes` are `None` if not recorded."""
 
     run: str
     arm: str
@@ -126,19 +128,18 @@ class RunOutcome:
     restarts: int
     resumes: int
     seconds: float | None
-    peak_memory_bytes: int | None
+    memory_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """What it takes to make the experiment again; `seconds` is the wall time of the whole, `None` if not recorded."""
+    """What it takes to make the experiment again; `seconds` is from the first event of any run to the last."""
 
     commands: tuple[str, ...]
     commit: str
     versions: Mapping[str, str]
     task: str
     engine: str
-    design: str
     seeds: tuple[int, ...]
     steps: int | None
     margins: Mapping[str, float]
@@ -193,32 +194,38 @@ class Report:
 class RowRule:
     """How a row is filled: its metric, how a run's steps become one number, and which findings test it.
 
-    A finding tests the row if its check is in `checks`, or the metric or field that it names (evidence ``metric``,
-    `Where.field`) is in `fields`.
+    A contract finding tests the row if its check is in `checks`, the most telling first. On the other rungs it
+    does if the metric or field that it is about is in `fields`.
     """
 
     name: str
     metric: str
     summary: str
-    checks: frozenset[str]
-    fields: frozenset[str]
-
-
-def _rule(name: str, metric: str, summary: str, checks: str, fields: str) -> RowRule:
-    return RowRule(name, metric, summary, frozenset(checks.split()), frozenset({metric, *fields.split()}))
+    checks: tuple[str, ...]
+    fields: tuple[str, ...]
 
 
 ROW_RULES = (
-    _rule("output count", "rollout/samples", "total", "output_count", "output_count"),
-    _rule("response length", "rollout/response_len/mean", "mean", "response_length", "response_length output_ids"),
-    _rule(
-        "rollout_log_probs length", "rollout/rollout_log_probs_len/mean", "mean", "rollout_log_probs_length", "logprobs"
+    RowRule("output count", "rollout/samples", "total", ("output_count", "slot_index", "row_order"), ("index",)),
+    RowRule("response length", "rollout/response_len/mean", "mean", ("response_length",), ("response_length",)),
+    RowRule(
+        "rollout_log_probs length",
+        "rollout/rollout_log_probs_len/mean",
+        "mean",
+        ("rollout_log_probs_length",),
+        ("rollout_log_probs_length", "logprobs"),
     ),
-    _rule("finish_reason", FINISH_REASON_METRIC, "shares", "finish_reason", "finish_reason rollout/truncated_ratio"),
-    _rule("reward", "rollout/raw_reward", "mean", "reward", "reward"),
-    _rule("advantage", "rollout/advantages", "mean", "advantage", "advantage"),
-    _rule("loss", "train/loss", "mean", "loss", "loss"),
-    _rule("grad norm", "train/grad_norm", "mean", "grad_norm", "grad_norm"),
+    RowRule(
+        "finish_reason",
+        FINISH_REASON_METRIC,
+        "shares",
+        ("finish_reason", "finish_stop", "finish_length"),
+        ("finish_reason", "rollout/truncated_ratio"),
+    ),
+    RowRule("reward", "rollout/raw_reward", "mean", ("reward_recomputed", "reward_missing"), ("reward",)),
+    RowRule("advantage", "rollout/advantages", "mean", ("advantage_recomputed",), ("advantage",)),
+    RowRule("loss", "train/loss", "mean", (), ("loss",)),
+    RowRule("grad norm", "train/grad_norm", "mean", (), ("grad_norm",)),
 )
 """The eight rows of the first table, in the order in which reviewers ask for them."""
 
@@ -233,8 +240,8 @@ def build_report(experiment: Mapping[str, Any], runs: Sequence[RunRecord], findi
 
     Args:
         experiment: Content of ``experiment.json``: ``baseline`` and ``experiment`` (arms) are required; ``commands``
-            (or ``command``), ``commit``, ``versions``, ``task``, ``engine``, ``design``, ``seeds``, ``steps``,
-            ``margins``, ``config`` and ``seconds`` are shown as given, or as not recorded.
+            (or ``command``), ``commit``, ``versions``, ``task``, ``engine``, ``seeds``, ``steps``, ``margins`` and
+            ``config`` are shown as given, or as not recorded.
         runs: The runs, in any order.
         findings: The findings of all rungs.
 
@@ -262,25 +269,26 @@ def build_report(experiment: Mapping[str, Any], runs: Sequence[RunRecord], findi
         curves=curves,
         marks=tuple(mark for run in ordered for mark in _marks(run, findings)),
         cost=tuple(_cost(name, metric, curves, compared) for name, metric in COST_METRICS),
-        outcomes=tuple(_outcome(run) for run in ordered),
+        outcomes=tuple(_outcome(run, curves[run.name]) for run in ordered),
         counts=_counts(ordered),
-        provenance=_provenance(experiment),
+        provenance=_provenance(experiment, ordered),
     )
 
 
-def deciding(findings: Iterable[Finding]) -> Finding | None:
-    """The finding that says most: a failing error, else inconclusive, else the widest pass; the first of equals."""
+def deciding(findings: Iterable[Finding], by_width: bool = True) -> Finding | None:
+    """The finding that says most: a failing error, else inconclusive, else a pass; of equals the widest or first."""
 
     def weight(finding: Finding) -> tuple[bool, int, float]:
-        checked = finding.evidence.get("checked", 0)
-        return not finding.fails, _STRENGTH.index(finding.status), -checked if isinstance(checked, (int, float)) else 0
+        checked = finding.evidence.get("checked")
+        width = checked if by_width and finding.status is Status.PASS and isinstance(checked, (int, float)) else 0
+        return not finding.fails, _STRENGTH.index(finding.status), -width
 
     return min(findings, key=weight, default=None)
 
 
 def _compared_runs(runs: Sequence[RunRecord], arms: tuple[str, str]) -> tuple[str, list[list[str]]]:
     """The design that the first table's values come from, and the names of its runs, by arm."""
-    for design in ("paired", "twin"):
+    for design in ("paired", "twin", "replay"):
         names = [[run.name for run in runs if (run.design, run.arm) == (design, arm) and run.metrics] for arm in arms]
         if all(names):
             return design, names
@@ -313,9 +321,7 @@ def _row(
         }
         for of_arm in names
     )
-    tested = [finding for finding in findings if _tests_row(finding, rule)]
-    strongest = [deciding(finding for finding in tested if finding.level is level) for level in Level]
-    carried = tuple(finding for finding in strongest if finding)
+    carried = tuple(best for level in Level if (best := _carrying(rule, level, findings)))
     notes = tuple(dict.fromkeys(note for of_all in aligned.values() for note in of_all.notes()))
     return Row(rule.name, rule.metric, rule.summary, baseline, experiment, carried, notes)
 
@@ -324,9 +330,20 @@ def _total(aligned: AlignedRuns) -> npt.NDArray[np.float64]:
     return np.asarray(aligned.values.sum(axis=1))
 
 
-def _tests_row(finding: Finding, rule: RowRule) -> bool:
-    named = {finding.evidence.get("metric"), finding.where.field} - {None}
-    return finding.check in rule.checks or bool(named & rule.fields)
+def _carrying(rule: RowRule, level: Level, findings: Sequence[Finding]) -> Finding | None:
+    """The finding of a rung that decides a row."""
+    of_level = [finding for finding in findings if finding.level is level]
+    if level is Level.CONTRACT:
+        return deciding(
+            [finding for check in rule.checks for finding in of_level if finding.check == check], by_width=False
+        )
+    names = {rule.metric, *rule.fields}
+    return deciding(finding for finding in of_level if names & _subjects(finding))
+
+
+def _subjects(finding: Finding) -> set[str]:
+    """The metrics and fields that a finding is about: where it points, or all that its evidence lists."""
+    return {finding.where.field} if finding.where.field else set(finding.evidence.get("fields") or ())
 
 
 def _rung(level: Level, findings: Sequence[Finding]) -> Rung:
@@ -358,7 +375,7 @@ def _marks(run: RunRecord, findings: Sequence[Finding]) -> list[Mark]:
     return sorted(marks + collapses, key=lambda mark: mark.step)
 
 
-def _outcome(run: RunRecord) -> RunOutcome:
+def _outcome(run: RunRecord, curves: RunCurves) -> RunOutcome:
     def happened(kind: str) -> int:
         return sum(int(event.get("count", 1)) for event in run.events if event.get("event") == kind)
 
@@ -373,8 +390,8 @@ def _outcome(run: RunRecord) -> RunOutcome:
         retries=happened("retry"),
         restarts=happened("engine_restart"),
         resumes=happened("resume"),
-        seconds=_known(run.outcome.get("seconds")),
-        peak_memory_bytes=run.outcome.get("peak_memory_bytes"),
+        seconds=float(curves[STEP_TIME].values.sum()) if STEP_TIME in curves else None,
+        memory_bytes=run.outcome.get("memory_bytes"),
     )
 
 
@@ -386,11 +403,8 @@ def _counts(runs: Sequence[RunRecord]) -> dict[str, int]:
     return counts
 
 
-def _known(value: object) -> float | None:
-    return float(value) if isinstance(value, (int, float)) else None
-
-
-def _provenance(experiment: Mapping[str, Any]) -> Provenance:
+def _provenance(experiment: Mapping[str, Any], runs: Sequence[RunRecord]) -> Provenance:
+    times = [float(event["time"]) for run in runs for event in run.events if "time" in event]
     commands = experiment.get("commands") or experiment.get("command") or ()
     config = experiment.get("config") or {}
     return Provenance(
@@ -399,11 +413,10 @@ def _provenance(experiment: Mapping[str, Any]) -> Provenance:
         versions={str(name): str(version) for name, version in (experiment.get("versions") or {}).items()},
         task=str(experiment.get("task") or "not recorded"),
         engine=str(experiment.get("engine") or "not recorded"),
-        design=str(experiment.get("design") or "not recorded"),
         seeds=tuple(experiment.get("seeds") or ()),
         steps=experiment.get("steps"),
         margins=dict(experiment.get("margins") or {}),
         config=config,
         config_hash=config_hash(config),
-        seconds=_known(experiment.get("seconds")),
+        seconds=max(times) - min(times) if times else None,
     )

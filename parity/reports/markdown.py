@@ -9,7 +9,7 @@ import orjson
 
 from parity.findings import Finding, Level, Status
 from parity.reports import text
-from parity.reports.document import Report, RunOutcome
+from parity.reports.document import Mark, Report, RunOutcome
 from parity.reports.plots import Picture
 
 LIMIT = 64_000
@@ -19,7 +19,7 @@ _CELL = 400
 _LISTED = 20
 _LONG = 6_000
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]+")
-_MARKUP = re.compile(r"([\\`*_{}\[\]|~$])")
+_MARKUP = re.compile(r"([\\`*{}\[\]|~$]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9]))")
 _AUTOLINK = re.compile(r"(@|#|://|\bwww)", re.IGNORECASE)
 _BREAK = "&#8203;"
 
@@ -89,8 +89,7 @@ def _ladder(report: Report) -> str:
     def strongest(finding: Finding | None) -> str:
         if finding is None:
             return "no finding"
-        where = f" (at {finding.where})" if finding.where.to_json() else ""
-        return f"{finding.check}: {finding.message}{where}"
+        return f"{finding.check}{text.at(finding)}: {finding.message}"
 
     rows = [
         (
@@ -127,7 +126,7 @@ def _not_compared(report: Report) -> str:
 
 def _outcomes(report: Report) -> list[str]:
     def cells(run: RunOutcome) -> tuple[object, ...]:
-        memory = "not recorded" if run.peak_memory_bytes is None else f"{run.peak_memory_bytes / 2**30:.2f} GiB"
+        memory = "not recorded" if run.memory_bytes is None else f"{run.memory_bytes / 2**30:.2f} GiB"
         ended = f"{run.status}: {run.message}" if run.message else run.status
         happened = (run.retries, run.restarts, run.resumes)
         return run.run, run.design, run.steps, ended, *happened, text.duration(run.seconds), memory
@@ -140,14 +139,17 @@ def _outcomes(report: Report) -> list[str]:
         "retries",
         "engine restarts",
         "resumes",
-        "wall time",
-        "peak memory",
+        "time in steps",
+        "memory at the end",
     )
     rows, more = _cut([cells(run) for run in report.outcomes])
-    marks = [
-        f"- {escape(mark.run)}, step {mark.step}: {escape(f'{mark.kind} {mark.message}')}" for mark in report.marks
-    ]
+    marks = [f"- {escape(mark.run)}, step {mark.step}: {escape(_event(mark))}" for mark in report.marks]
     return [_table(columns, rows) if rows else "No run.", *more, *(["\n".join(marks[:_LISTED])] if marks else [])]
+
+
+def _event(mark: Mark) -> str:
+    kind = mark.kind.replace("_", " ")
+    return f"{kind}: {mark.message}" if mark.message else kind
 
 
 def _reproduce(report: Report) -> list[str]:
@@ -157,10 +159,10 @@ def _reproduce(report: Report) -> list[str]:
         ("config hash", source.config_hash),
         ("task", source.task),
         ("engine", source.engine),
-        ("design", source.design),
+        ("designs", ", ".join(dict.fromkeys(run.design for run in report.outcomes)) or "no run"),
         ("seeds", ", ".join(map(str, source.seeds)) or "not recorded"),
         ("steps", "not recorded" if source.steps is None else source.steps),
-        ("wall time", text.duration(source.seconds)),
+        ("wall time, first to last event", text.duration(source.seconds)),
         *(("margin, stated before the runs", f"{name}: ±{margin:g}") for name, margin in source.margins.items()),
         *(("counted", f"{count:,} {name}") for name, count in report.counts.items()),
         *(("version", f"{name} {version}") for name, version in source.versions.items()),

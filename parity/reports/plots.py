@@ -25,7 +25,7 @@ from parity.reports.document import Report, RunOutcome
 BASELINE, EXPERIMENT = "#0072B2", "#D55E00"
 BAND_LEVEL = 0.90
 RUNS_FOR_BAND = 3
-DOTS_PER_INCH = 160
+DOTS_PER_INCH = 130
 
 CURVE_PANELS = (
     ("rollout/raw_reward", "reward, mean"),
@@ -41,6 +41,9 @@ COST_PANELS = (
     ("perf/rollout_time", "rollout time, s"),
     ("perf/tokens_per_gpu_per_sec", "response tokens/s"),
 )
+FROM_ZERO = frozenset(metric for metric, _ in COST_PANELS)
+"""Ratios are read off these, so that their axes start at 0."""
+
 MARKERS = {"engine_restart": "^", "resume": ">", "abort": "s", "collapse": "X"}
 
 
@@ -57,7 +60,7 @@ class Picture:
 def draw(report: Report) -> list[Picture]:
     """The curves of each design's runs, and rollout time per step; a picture without data is left out."""
     pictures = []
-    for design in ("paired", "twin"):
+    for design in dict.fromkeys(run.design for run in report.outcomes):
         runs = [run for run in report.outcomes if run.design == design]
         number = f"{len(runs)} run{'s' if len(runs) != 1 else ''}"
         pictures.append(
@@ -84,7 +87,9 @@ def _picture(
         _panel(axis, report, arms, metric, banded)
         axis.set_title(label, fontsize=10, loc="left")
         axis.set_xlabel("training step", fontsize=9)
-        axis.set_ylabel(metric, fontsize=8, color="0.35")
+        axis.set_ylabel(metric, fontsize=7, color="0.35")
+        if metric in FROM_ZERO:
+            axis.set_ylim(bottom=0)
     for axis in axes[len(shown) :]:
         axis.remove()
     figure.suptitle(f"{title}: {report.baseline} and {report.experiment}", fontsize=12, fontweight="bold")
@@ -113,6 +118,7 @@ def _panel(axis: Axes, report: Report, arms: Mapping[str, Sequence[str]], metric
     axis.grid(color="0.9", linewidth=0.6)
     axis.spines[["top", "right"]].set_visible(False)
     axis.tick_params(labelsize=8)
+    axis.yaxis.set_offset_position("right")
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
@@ -161,7 +167,7 @@ def _legend(report: Report, arms: Mapping[str, Sequence[str]], banded: bool) -> 
     if not alone:
         handles.append(Line2D([], [], color="0.4", linewidth=0.8, label="one run"))
     if banded:
-        handles.append(Patch(color="0.4", alpha=0.2, label=f"{BAND_LEVEL:.0%} interval over runs"))
+        handles.append(Patch(color="0.4", alpha=0.2, label=f"{100 * BAND_LEVEL:.0f} % interval over runs"))
     names_drawn = {name for names in arms.values() for name in names}
     for kind in sorted({mark.kind for mark in report.marks if mark.run in names_drawn}):
         label = kind.replace("_", " ")
@@ -179,7 +185,9 @@ def _caption(arms: Mapping[str, Sequence[str]], banded: bool, lacking: Sequence[
     if max(map(len, arms.values())) > 1:
         parts.append("Thin lines are runs, thick lines the mean over an arm's runs at their common steps.")
     if banded:
-        parts.append(f"The band is the pointwise {BAND_LEVEL:.0%} t interval of that mean, over runs, not steps.")
+        parts.append(
+            f"The band is the pointwise {100 * BAND_LEVEL:.0f} % t interval of that mean, over runs, not steps."
+        )
     else:
         parts.append(f"No band: one over runs takes at least {RUNS_FOR_BAND} runs an arm.")
     if lacking:

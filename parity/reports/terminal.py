@@ -15,7 +15,7 @@ _COLOUR_OF_VERDICT = {Verdict.PARITY: "green", Verdict.DIFFERENT: "red", Verdict
 
 def print_report(report: Report, console: Console) -> None:
     """Prints the eight rows, where their values come from, the ladder and, last, the verdict with what it rests on."""
-    table = Table(*text.COLUMNS)
+    table = Table(*text.COLUMNS, show_lines=True)
     for row in report.rows:
         table.add_row(*(Text(cell) for cell in text.row_cells(row)), style=_style(row))
     console.print(table)

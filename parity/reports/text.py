@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from parity.findings import Finding, Level, Status, Verdict
-from parity.reports.document import CostRow, Report, Row
+from parity.reports.document import CostRow, Report, Row, Rung
 
 NOT_COMPARED = "not compared"
 COLUMNS = ("", "baseline", "experiment", "difference", "test", "finding")
@@ -41,29 +40,29 @@ def status(value: Status) -> str:
 
 def headline(report: Report) -> str:
     """The verdict in one sentence with what it rests on."""
-    arms = f"{report.experiment} against {report.baseline}"
-    rungs = {rung.level: rung for rung in report.ladder}
-
-    def said(levels: Sequence[Level], wanted: Status) -> list[str]:
-        return [
-            f"{level.rung} {level.value} ({rungs[level].compared} of {rungs[level].total} findings compared)"
-            for level in levels
-            if rungs[level].status is wanted
-        ]
-
-    deciding = (Level.CONTRACT, Level.SAMPLING, Level.REPLAY, Level.TRAINING)
-    failed = [rungs[level] for level in deciding if rungs[level].status is Status.FAIL]
-    if failed:
-        first = failed[0]
-        where = f" at {first.strongest.where}" if first.strongest and first.strongest.where.to_json() else ""
-        message = first.strongest.message if first.strongest else ""
-        return f"{report.verdict.verdict.value}: {arms} fails {first.level.rung} {first.level.value}{where}: {message}"
+    deciding = [rung for rung in report.ladder if rung.level is not Level.COST]
+    failed = next((rung for rung in deciding if rung.status is Status.FAIL), None)
+    if failed and failed.strongest:
+        rung = f"{failed.level.rung} {failed.level.value}"
+        first = f"{failed.strongest.check}{at(failed.strongest)}: {failed.strongest.message}"
+        return f"DIFFERENT: {report.experiment} differs from {report.baseline}, by {rung}, {first}"
     if report.verdict.verdict is Verdict.PARITY:
-        passed = " and ".join(said(deciding[:3], Status.PASS))
-        training = status(rungs[Level.TRAINING].status)
-        return f"PARITY: {arms} passes {passed}; L3 training, which can only falsify, is: {training}."
-    open_rungs = [f"{level.rung} {level.value} is: {status(rungs[level].status)}" for level in deciding]
-    return f"{report.verdict.verdict.value}: {arms}; " + ", ".join(open_rungs) + "."
+        lower = [rung for rung in deciding if rung.level is not Level.TRAINING and rung.status is Status.PASS]
+        rests_on = " and ".join(f"{_rung(rung)}, none fails)" for rung in lower)
+        training = status(next(rung.status for rung in deciding if rung.level is Level.TRAINING))
+        parity = f"PARITY: {report.experiment} equals {report.baseline} by {rests_on}"
+        return f"{parity}; L3 training, which can only falsify that: {training}."
+    undecided = "; ".join(f"{_rung(rung)}): {status(rung.status)}" for rung in deciding)
+    return f"{report.verdict.verdict.value}: {report.experiment} against {report.baseline}: {undecided}."
+
+
+def _rung(rung: Rung) -> str:
+    return f"{rung.level.rung} {rung.level.value} ({rung.compared} of {rung.total} findings compared"
+
+
+def at(finding: Finding) -> str:
+    """Where a finding points, as words to append; empty if it speaks of a whole metric or of everything."""
+    return f" at {finding.where}" if set(finding.where.to_json()) - {"field"} else ""
 
 
 def basis(report: Report) -> str:
@@ -103,33 +102,25 @@ def outcome(finding: Finding) -> str:
     found = status(finding.status)
     if finding.status is Status.FAIL and not finding.fails:
         found = "warning"
-    where = f" at {finding.where}" if finding.status is Status.FAIL and finding.where.to_json() else ""
-    return f"{finding.level.rung} {found}{where}"
+    return f"{finding.level.rung} {found}{at(finding) if finding.status is Status.FAIL else ''}"
 
 
 def how_tested(finding: Finding) -> str:
     """How a finding was made, from the numbers of its evidence: its rung, method, margin, interval and units."""
     evidence = finding.evidence
     method = str(evidence.get("method") or finding.check.replace("_", " "))
-    parts = [method]
+    parts = [f"{method} of the {evidence['summary']}" if "summary" in evidence else method]
     if isinstance(evidence.get("margin"), (int, float)):
         parts.append(f"margin ±{number(evidence['margin'])}")
-    parts.extend(
-        f"{level} % CI [{number(low)}, {number(high)}]"
-        for level in (90, 95)
-        if (interval := _interval(evidence.get(f"ci{level}"))) is not None
-        for low, high in (interval,)
-    )
+    level = 90 if "margin" in evidence and finding.status is not Status.FAIL else 95
+    if interval := evidence.get(f"ci{level}"):
+        low, high = interval
+        parts.append(f"{level} % CI [{number(low)}, {number(high)}]")
+    if isinstance(units := evidence.get("units"), Sequence):
+        parts.append(f"{' + '.join(map(str, units))} {evidence.get('unit', 'unit')}s")
     if isinstance(evidence.get("checked"), int):
         parts.append(f"{number(evidence['checked'])} checked")
     return f"{finding.level.rung} {', '.join(parts)}"
-
-
-def _interval(value: Any) -> tuple[float, float] | None:
-    if isinstance(value, Sequence) and not isinstance(value, str) and len(value) == 2:
-        low, high = value
-        return float(low), float(high)
-    return None
 
 
 def cost_cells(row: CostRow) -> tuple[str, ...]:
