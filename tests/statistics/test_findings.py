@@ -1,0 +1,193 @@
+"""Findings from curves: a planted shift is found and the control beside it passes, and nothing unmeasured passes silently."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from parity.errors import InputError, UsageError
+from parity.findings import Finding, Level, Status
+from parity.metrics import RunCurves, curves_of_run
+from parity.stats import PRIMARY_METRICS, cost_findings, training_findings
+
+MARGINS = {"rollout/raw_reward": 0.05, "train/grad_norm": 0.3}
+
+
+def arm_of_runs(arm: str, count: int, seed: int, shift: float = 0.0, steps: int = 40) -> list[RunCurves]:
+    """Noisy climbing rewards and heavy-tailed gradient norms, with `shift` added to the reward of every step."""
+    rng = np.random.default_rng(seed)
+    found = []
+    for run in range(count):
+        reward = np.linspace(0.3, 0.8, steps) + rng.normal(0, 0.01) + rng.normal(0, 0.02, steps) + shift
+        norm = rng.lognormal(0, 0.3, steps)
+        lines = [
+            {"step": step, "rollout/raw_reward": float(r), "train/grad_norm": float(g)}
+            for step, (r, g) in enumerate(zip(reward, norm, strict=True))
+        ]
+        found.append(curves_of_run(f"{arm}-seed{run}", lines))
+    return found
+
+
+def by_metric(findings: list[Finding]) -> dict[str | None, Finding]:
+    assert all(finding.check == "training_parity" and finding.level is Level.TRAINING for finding in findings)
+    return {finding.where.field: finding for finding in findings}
+
+
+def test_a_shifted_reward_fails_alone() -> None:
+    found = by_metric(training_findings(arm_of_runs("base", 5, 0), arm_of_runs("native", 5, 1, shift=0.1), MARGINS))
+    assert found["rollout/raw_reward"].status is Status.FAIL
+    assert found["train/grad_norm"].status is Status.PASS
+
+
+def test_equal_arms_pass_with_their_numbers_as_evidence() -> None:
+    found = by_metric(training_findings(arm_of_runs("base", 5, 0), arm_of_runs("native", 5, 1), MARGINS))
+    reward = found["rollout/raw_reward"]
+    assert reward.status is Status.PASS
+    assert reward.evidence["unit"] == "run"
+    assert reward.evidence["units"] == [5, 5]
+    assert reward.evidence["late_steps"] == [20, 39]
+    assert set(reward.evidence["baseline"]) == {f"base-seed{run}" for run in range(5)}
+    assert "±0.05" in reward.message
+    json.dumps(reward.to_json(), allow_nan=False)
+
+
+def test_one_run_an_arm_is_inconclusive_and_says_what_is_needed() -> None:
+    found = training_findings(arm_of_runs("base", 1, 0), arm_of_runs("native", 1, 1, shift=0.4), MARGINS)
+    assert {finding.status for finding in found} == {Status.INCONCLUSIVE}
+    assert all("two or more" in finding.message for finding in found)
+
+
+def test_an_open_comparison_says_how_many_more_runs_it_takes() -> None:
+    margins = {"rollout/raw_reward": 0.012}
+    found = training_findings(arm_of_runs("base", 3, 0), arm_of_runs("native", 3, 1), margins)[0]
+    assert found.status is Status.INCONCLUSIVE
+    more = found.evidence["runs_needed"] - 3
+    assert more > 0
+    assert f"{more} more runs an arm" in found.message
+
+
+def test_a_metric_that_a_run_lacks_is_not_compared() -> None:
+    baseline, experiment = arm_of_runs("base", 3, 0), arm_of_runs("native", 3, 1)
+    del experiment[1]["train/grad_norm"]
+    found = by_metric(training_findings(baseline, experiment, MARGINS))
+    assert found["train/grad_norm"].status is Status.NOT_COMPARED
+    assert "1 runs of the experiment" in found["train/grad_norm"].message
+
+
+def test_a_nan_is_inconclusive_and_named() -> None:
+    baseline, experiment = arm_of_runs("base", 3, 0), arm_of_runs("native", 3, 1)
+    experiment[1]["rollout/raw_reward"].values[3] = math.nan
+    found = by_metric(training_findings(baseline, experiment, MARGINS))["rollout/raw_reward"]
+    assert found.status is Status.INCONCLUSIVE
+    assert "native-seed1" in found.message
+
+
+def test_a_gradient_norm_of_zero_has_no_logarithm() -> None:
+    baseline, experiment = arm_of_runs("base", 3, 0), arm_of_runs("native", 3, 1)
+    experiment[2]["train/grad_norm"].values[30] = 0.0
+    found = by_metric(training_findings(baseline, experiment, MARGINS))["train/grad_norm"]
+    assert found.status is Status.INCONCLUSIVE
+    assert "native-seed2" in found.message
+
+
+def test_short_runs_are_inconclusive() -> None:
+    runs = arm_of_runs("base", 5, 0, steps=12), arm_of_runs("native", 5, 1, steps=12)
+    found = training_findings(*runs, MARGINS)
+    assert {finding.status for finding in found} == {Status.INCONCLUSIVE}
+    assert "12 steps" in found[0].message
+    assert {finding.status for finding in training_findings(*runs, MARGINS, minimum_steps=12)} == {Status.PASS}
+
+
+def test_many_missing_steps_are_inconclusive() -> None:
+    baseline = arm_of_runs("base", 3, 0, steps=80)
+    lines = [{"step": step, "rollout/raw_reward": 0.5} for step in (0, *range(30, 80))]
+    experiment = [curves_of_run(f"native-seed{run}", lines) for run in range(3)]
+    found = training_findings(baseline, experiment, {"rollout/raw_reward": 0.05})[0]
+    assert found.status is Status.INCONCLUSIVE
+    assert "36%" in found.message
+
+
+def test_holm_holds_back_a_difference_that_stands_alone_among_many_metrics() -> None:
+    """One metric with p between 1 % and 5 % among five is a difference alone, and no difference among the five."""
+    baseline, experiment = [], []
+    for run, (low, high) in enumerate(zip([0.0, 1.0, 2.0, 3.0], [2.5, 3.5, 4.0, 4.6], strict=True)):
+        others = {f"other/{metric}": float((run + metric) % 4) for metric in range(4)}
+        for arm, values, kept in (("base", low, baseline), ("native", high, experiment)):
+            lines = [{"step": step, "m": values, **others} for step in range(30)]
+            kept.append(curves_of_run(f"{arm}-seed{run}", lines))
+    alone = training_findings(baseline, experiment, {"m": 0.5})[0]
+    assert 0.01 < alone.evidence["p_difference"] < 0.05
+    assert alone.status is Status.FAIL
+    among = by_metric(training_findings(baseline, experiment, {"m": 0.5, **{f"other/{k}": 0.5 for k in range(4)}}))
+    assert among["m"].status is Status.INCONCLUSIVE
+
+
+def test_no_runs_and_runs_of_one_name_are_refused() -> None:
+    runs = arm_of_runs("base", 2, 0)
+    with pytest.raises(UsageError):
+        training_findings(runs, [], MARGINS)
+    with pytest.raises(InputError, match="more than once"):
+        training_findings(runs, runs, MARGINS)
+
+
+def test_five_metrics_are_primary() -> None:
+    assert len(set(PRIMARY_METRICS)) == 5
+
+
+def costed(run: str, requests: int, seconds: np.ndarray, tokens: float) -> RunCurves:
+    lines = [
+        {
+            "step": step,
+            "perf/requests": requests,
+            "perf/rollout_time": float(time),
+            "perf/tokens_per_gpu_per_sec": 1000 / float(time),
+            "rollout/response_len/mean": tokens,
+        }
+        for step, time in enumerate(seconds)
+    ]
+    return curves_of_run(run, lines)
+
+
+def cost_of(experiment_factor: float, tokens: float = 50.0, requests: int = 16) -> dict[str, Finding]:
+    rng = np.random.default_rng(6)
+    base, other = 2.0 + rng.normal(0, 0.05, (2, 30))
+    pair = costed("base-seed0", 128, base, 50.0), costed("native-seed0", requests, other * experiment_factor, tokens)
+    found = cost_findings([pair])
+    assert {finding.level for finding in found} == {Level.COST}
+    return {finding.check: finding for finding in found}
+
+
+def test_a_faster_experiment_passes_on_all_three_costs() -> None:
+    found = cost_of(0.8)
+    assert {finding.status for finding in found.values()} == {Status.PASS}
+    assert found["requests"].evidence["ratio"] == 16 / 128
+    low, high = found["rollout_time"].evidence["ci95"]
+    assert low < 0.8 < high < 1
+    assert found["rollout_time"].evidence["units"] == 28
+
+
+def test_a_slower_experiment_fails_and_an_equal_one_is_open() -> None:
+    assert {finding.status for finding in cost_of(1.3, requests=200).values()} == {Status.FAIL}
+    equal = cost_of(1.0)
+    assert equal["rollout_time"].status is Status.INCONCLUSIVE
+    assert equal["tokens_per_second"].status is Status.INCONCLUSIVE
+
+
+def test_a_speed_up_with_shorter_responses_is_void() -> None:
+    found = cost_of(0.8, tokens=49.0)
+    assert found["rollout_time"].status is Status.INCONCLUSIVE
+    assert "void" in found["rollout_time"].message and "-2.0%" in found["rollout_time"].message
+    assert cost_of(0.8, tokens=49.6)["rollout_time"].status is Status.PASS
+
+
+def test_costs_that_were_not_recorded_or_are_too_few_are_no_claim() -> None:
+    assert {finding.status for finding in cost_findings([])} == {Status.NOT_COMPARED}
+    short = [costed(run, 8, np.array([1.0, 1.1, 1.2]), 50.0) for run in ("base", "native")]
+    found = {finding.check: finding for finding in cost_findings([(short[0], short[1])])}
+    assert found["rollout_time"].status is Status.INCONCLUSIVE
+    assert "no interval" in found["rollout_time"].message
+    single = [costed(run, 8, np.array([1.0]), 50.0) for run in ("base", "native")]
+    assert cost_findings([(single[0], single[1])])[1].status is Status.NOT_COMPARED
