@@ -1,0 +1,12 @@
+"""The embedded engine: a Hugging Face Qwen2 checkpoint served on the CPU with SGLang's native protocol.
+
+    protocol.py       a request body → the sequences to run, or why not; a finished sequence → a response item
+    sampling.py       logits → tokens and log-probs, reproducible whatever else is in the batch
+    model.py          the forward pass over a slab of key-value rows
+    prefix_cache.py   prompts computed before
+    scheduler.py      continuous batching: one thread that owns model, slab and cache
+    server.py         the HTTP face
+
+Seeded sampling is batch-invariant: with `sampling_seed`, a response depends on the prompt, the weights, the seed and the
+sampling parameters alone. Sample i (from 0) of a request with n > 1 takes sampling_seed + i.
+"""

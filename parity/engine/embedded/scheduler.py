@@ -1,0 +1,567 @@
+"""Continuous batching: one thread that owns the model, the slab and the prefix cache.
+
+Each turn admits waiting sequences while there is room, prefills their prompts together (a prompt that several sequences share is
+computed once), and then takes one step with all running sequences. Work in Python is per batch; per sequence only where a sequence
+starts, ends, streams, or asks for stop strings or top log-probs.
+
+Other threads speak to it through `submit` and `call` alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from parity.engine.embedded.model import Model
+from parity.engine.embedded.prefix_cache import PrefixCache
+from parity.engine.embedded.protocol import Result, SequenceRequest
+from parity.engine.embedded.sampling import Floats, Integers, log_softmax, on_grid, sample
+
+SLAB_BYTES = 512 << 20
+"""Key-value memory for running sequences; what does not fit waits."""
+PREFIX_CACHE_BYTES = 64 << 20
+PREFILL_SCORES = 1 << 22
+"""Attention scores a head that one prefill may hold: prompts x new tokens x columns."""
+
+ABORTED = {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
+ABORTED_WAITING = {"type": "abort", "message": "Abort in waiting queue"}
+
+T = TypeVar("T")
+_LOG = logging.getLogger(__name__)
+
+_ROW = np.dtype(
+    [
+        ("prompt", np.int64),
+        ("length", np.int64),
+        ("end", np.int64),
+        ("temperature", np.float64),
+        ("top_k", np.int64),
+        ("top_p", np.float64),
+        ("min_p", np.float64),
+        ("seed", np.uint64),
+        ("watched", np.bool_),
+    ]
+)
+"""A running sequence: prompt tokens, tokens whose keys are in the slab, the length to stop at; `watched` rows need work in Python."""
+
+
+@dataclass(eq=False)
+class Sequence:
+    """A sequence from submission to its end; `owner` and `index` are the submitter's. A `stream` one is delivered at every token."""
+
+    request: SequenceRequest
+    owner: Any = None
+    index: int = 0
+    stream: bool = False
+    output_ids: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()
+    top: list[tuple[tuple[float, int], ...]] = field(default_factory=list)
+    prompt_logprobs: tuple[float | None, ...] = ()
+    prompt_top: tuple[tuple[tuple[float, int], ...] | None, ...] = ()
+    cached_tokens: int = 0
+    retractions: int = 0
+    versions: list[tuple[str, int]] = field(default_factory=list)
+    started: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        seed = self.request.sampling.seed
+        self.seed = int.from_bytes(os.urandom(8), "little") if seed is None else seed % 2**64
+
+    @property
+    def context(self) -> tuple[int, ...]:
+        """Prompt and output so far."""
+        return self.request.input_ids + self.output_ids
+
+    @property
+    def end(self) -> int:
+        """Prompt and output at most, in tokens."""
+        return len(self.request.input_ids) + self.request.sampling.max_new_tokens
+
+    def result(self, finish_reason: dict[str, Any] | None) -> Result:
+        """What has come of it so far."""
+        return Result(
+            self.output_ids,
+            self.logprobs,
+            tuple(self.top),
+            self.prompt_logprobs,
+            self.prompt_top,
+            finish_reason,
+            self.cached_tokens,
+            self.retractions,
+            tuple(self.versions),
+            self.started,
+        )
+
+
+@dataclass(slots=True)
+class Counters:
+    """Totals since the start, in the units that their names say."""
+
+    sequences: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+    steps: int = 0
+
+
+Deliver = Callable[[list[tuple[Sequence, Result]]], None]
+
+
+class Scheduler:
+    """Runs sequences on a model; `deliver` is called on its thread with (sequence, result), once a turn, for all that changed.
+
+    `stop_text` decodes output ids to the text in which stop strings are looked for. At most `max_running` sequences run at once.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        stop_ids: Iterable[int],
+        stop_text: Callable[[list[int]], str],
+        deliver: Deliver,
+        max_running: int,
+    ) -> None:
+        self.model = model
+        self.weight_version = "default"
+        self.counters = Counters()
+        self.max_running = max_running
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []
+        self.paused = False
+        self._stop_ids = frozenset(stop_ids)
+        self._stop_text = stop_text
+        self._deliver = deliver
+        self._prefixes = PrefixCache(PREFIX_CACHE_BYTES)
+        self._changed: list[tuple[Sequence, Result]] = []
+        self._starting: list[Sequence] = []
+        self._wake = threading.Condition()
+        self._commands: list[Callable[[], None]] = []
+        self._stopping = False
+        self._lay_out(min(64, model.context_length))
+        self._thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
+        self._thread.start()
+
+    # What other threads may call.
+
+    def submit(self, sequences: Iterable[Sequence]) -> None:
+        """Queues sequences, in order."""
+        with self._wake:
+            self.waiting.extend(sequences)
+            self._wake.notify()
+
+    def call(self, function: Callable[[], T]) -> Future[T]:
+        """Runs a function on the scheduler's thread, between two turns."""
+        future: Future[T] = Future()
+
+        def command() -> None:
+            try:
+                future.set_result(function())
+            except Exception as error:  # it is the caller's, who gets it from the future
+                future.set_exception(error)
+
+        with self._wake:
+            self._commands.append(command)
+            self._wake.notify()
+        return future
+
+    def stop(self) -> None:
+        """Ends the thread after its current turn; whatever runs or waits is never delivered."""
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+        self._thread.join(timeout=10)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive()
+
+    # What `call` may run: on the scheduler's thread only.
+
+    def abort(self, chosen: Callable[[Sequence], bool]) -> None:
+        """Ends the chosen sequences with what they have."""
+        with self._wake:
+            doomed = [sequence for sequence in self.waiting if chosen(sequence)]
+            self.waiting = deque(sequence for sequence in self.waiting if not chosen(sequence))
+        for sequence in doomed:
+            self._finish(sequence, ABORTED if sequence.started else ABORTED_WAITING)
+        rows = [row for row, sequence in enumerate(self.running) if chosen(sequence)]
+        self._release(rows, [ABORTED] * len(rows))
+        self._flush_changes()
+
+    def pause(self, mode: str) -> None:
+        """Stops taking turns; "abort" ends all sequences, "retract" sends the running ones back to wait, "in_place" keeps them."""
+        self.paused = True
+        if mode == "abort":
+            self.abort(lambda _: True)
+        elif mode == "retract":
+            back = self.running
+            for row, sequence in enumerate(back):
+                self._read_row(row, sequence)
+                sequence.retractions += 1
+            self.running = []
+            with self._wake:
+                self.waiting.extendleft(reversed(back))
+
+    def resume(self) -> None:
+        """Takes turns again."""
+        self.paused = False
+
+    def flush_cache(self) -> bool:
+        """Forgets all prefixes, unless sequences are running, or waiting to without a pause."""
+        if self.running or (self.waiting and not self.paused):
+            return False
+        self._prefixes.clear()
+        return True
+
+    def update_weights(self, path: Path, version: str | None) -> None:
+        """Takes the weights of another checkpoint and, where given, their version; forgets all prefixes.
+
+        Raises:
+            CheckpointError: The checkpoint cannot be taken; the old weights stay.
+        """
+        self.model.load(path)
+        self._prefixes.clear()
+        if version is None:
+            return
+        self.weight_version = version
+        for row, sequence in enumerate(self.running):
+            sequence.versions.append((version, self._produced(row)))
+        for sequence in self.waiting:
+            if sequence.started:
+                sequence.versions.append((version, len(sequence.output_ids)))
+
+    # The thread.
+
+    def _run(self) -> None:
+        while True:
+            with self._wake:
+                while not self._commands and not self._stopping and (self.paused or not (self.waiting or self.running)):
+                    self._wake.wait()
+                if self._stopping:
+                    return
+                commands, self._commands = self._commands, []
+            for command in commands:
+                command()
+            if self.paused or not (self.waiting or self.running):
+                continue
+            try:
+                self._turn()
+            except Exception as error:  # the server must outlive a turn that failed: its sequences end with the reason
+                _LOG.exception("a turn failed")
+                self._fail(f"{type(error).__name__}: {error}")
+            self._flush_changes()
+
+    def _turn(self) -> None:
+        self.counters.steps += 1
+        if self.waiting:
+            self._admit()
+        count = len(self.running)
+        if not count:
+            return
+        rows = self._rows[:count]
+        lengths = rows["length"].copy()
+        ids = self._tokens[np.arange(count), lengths]
+        hidden = self.model.forward(torch.from_numpy(ids)[:, None], torch.from_numpy(lengths)[:, None], self._slab)
+        rows["length"] += 1
+        self._emit(0, self.model.logits(hidden[:, 0]))
+
+    def _emit(self, first: int, logits: Floats) -> None:
+        """Samples the next token of every row from `first` on, and ends those that are done."""
+        rows = self._rows[first : len(self.running)]
+        tokens, logprobs = sample(
+            logits, rows["temperature"], rows["top_k"], rows["top_p"], rows["min_p"], rows["seed"], rows["length"]
+        )
+        each = np.arange(len(rows))
+        chosen = on_grid(logprobs[each, tokens])
+        self._tokens[first + each, rows["length"]] = tokens
+        self._logprobs[first + each, rows["length"]] = chosen
+        self.counters.generated_tokens += len(rows)
+        broken = ~np.isfinite(chosen)
+        stopped = (tokens[:, None] == self._stops[first : len(self.running)]).any(axis=1)
+        full = rows["length"] + 1 >= rows["end"]
+        reasons: dict[int, dict[str, Any]] = {}
+        for place in np.flatnonzero(broken | stopped | full | rows["watched"]).tolist():
+            row, token = first + place, int(tokens[place])
+            sequence = self.running[row]
+            if broken[place]:
+                # Whoever takes this row next must not meet a NaN in it: 0 * NaN is NaN, masked or not.
+                self._slab[:, :, row].zero_()
+                reasons[row] = _failure("the model's logits are not finite")
+                continue
+            if top := sequence.request.top_logprobs:
+                sequence.top.append(_best(logprobs[place], top))
+            reason = self._stop_string(row, sequence)
+            if reason is None and stopped[place]:
+                reason = {"type": "stop", "matched": token}
+            if reason is None and full[place]:
+                reason = {"type": "length", "length": sequence.request.sampling.max_new_tokens}
+            if reason is not None:
+                reasons[row] = reason
+            elif sequence.stream:
+                self._read_row(row, sequence)
+                self._changed.append((sequence, sequence.result(None)))
+        self._release(list(reasons), list(reasons.values()))
+
+    def _stop_string(self, row: int, sequence: Sequence) -> dict[str, Any] | None:
+        strings = sequence.request.sampling.stop
+        if not strings:
+            return None
+        prompt, length = self._rows["prompt"][row], self._rows["length"][row]
+        # A token is at least a byte: a stop string of k bytes that ends now began at most k tokens ago.
+        tail = max(len(string.encode()) for string in strings) + 1
+        text = self._stop_text(self._tokens[row, max(prompt, length + 1 - tail) : length + 1].tolist())
+        matched = next((string for string in strings if string in text), None)
+        return None if matched is None else {"type": "stop", "matched": matched}
+
+    # Rows.
+
+    def _lay_out(self, columns: int) -> None:
+        """Makes a slab of at least these columns, and as many rows as then fit, with the running sequences in it."""
+        context = self.model.context_length
+        columns = min(context, max(64, 1 << (columns - 1).bit_length()))
+        count = self._rows_that_fit(columns)
+        running = len(self.running)
+        old = (self._slab, self._tokens, self._logprobs, self._rows, self._stops) if running else None
+        self._columns = columns
+        self._slab = self.model.new_slab(count, columns)
+        self._tokens = np.zeros((count, columns + 1), dtype=np.int64)
+        self._logprobs = np.zeros((count, columns + 1))
+        self._rows = np.zeros(count, dtype=_ROW)
+        self._stops = np.full((count, 1), -1, dtype=np.int64)
+        if old:
+            slab, tokens, logprobs, rows, stops = old
+            width = slab.shape[4]
+            self._slab[:, :, :running, :, :width] = slab[:, :, :running]
+            self._tokens[:running, : width + 1] = tokens[:running]
+            self._logprobs[:running, : width + 1] = logprobs[:running]
+            self._rows[:running] = rows[:running]
+            self._widen_stops(stops.shape[1])
+            self._stops[:running] = stops[:running]
+
+    def _rows_that_fit(self, columns: int) -> int:
+        columns = min(self.model.context_length, max(64, 1 << (columns - 1).bit_length()))
+        return max(1, min(self.max_running, SLAB_BYTES // (columns * self.model.token_bytes)))
+
+    def _widen_stops(self, width: int) -> None:
+        missing = width - self._stops.shape[1]
+        if missing > 0:
+            self._stops = np.pad(self._stops, ((0, 0), (0, missing)), constant_values=-1)
+
+    def _produced(self, row: int) -> int:
+        return int(self._rows["length"][row] + 1 - self._rows["prompt"][row])
+
+    def _read_row(self, row: int, sequence: Sequence) -> None:
+        """Copies the output of a row to its sequence."""
+        output = slice(self._rows["prompt"][row], self._rows["length"][row] + 1)
+        sequence.output_ids = tuple(self._tokens[row, output].tolist())
+        sequence.logprobs = tuple(self._logprobs[row, output].tolist())
+
+    def _release(self, done: list[int], reasons: list[dict[str, Any]]) -> None:
+        """Ends the sequences of these rows, and moves the last ones into the holes."""
+        for row, reason in zip(done, reasons, strict=True):
+            sequence = self.running[row]
+            self._read_row(row, sequence)
+            self._finish(sequence, reason)
+        if not done:
+            return
+        gone = set(done)
+        left = len(self.running) - len(gone)
+        holes = [row for row in sorted(gone) if row < left]
+        movers = [row for row in range(left, len(self.running)) if row not in gone]
+        for hole, mover in zip(holes, movers, strict=True):
+            self.running[hole] = self.running[mover]
+        if holes:
+            width = int(self._rows["length"][movers].max())
+            self._slab[:, :, holes, :, :width] = self._slab[:, :, movers, :, :width]
+            for array in (self._tokens, self._logprobs, self._rows, self._stops):
+                array[holes] = array[movers]
+        del self.running[left:]
+
+    def _finish(self, sequence: Sequence, reason: dict[str, Any]) -> None:
+        self._changed.append((sequence, sequence.result(reason)))
+
+    def _flush_changes(self) -> None:
+        if self._changed:
+            changed, self._changed = self._changed, []
+            self._deliver(changed)
+
+    def _fail(self, message: str) -> None:
+        with self._wake:
+            everyone = dict.fromkeys([*self.running, *self._starting, *self.waiting])
+            self.waiting.clear()
+        self.running, self._starting = [], []
+        ended = {sequence for sequence, result in self._changed if result.finish_reason}
+        for sequence in everyone:
+            if sequence not in ended:
+                self._finish(sequence, _failure(message))
+        self._prefixes.clear()
+        self._lay_out(64)
+
+    # Prefill.
+
+    def _admit(self) -> None:
+        self._starting = self._take_waiting()
+        if not self._starting:
+            return
+        groups: dict[tuple[Any, ...], list[Sequence]] = {}
+        for sequence in self._starting:
+            request = sequence.request
+            start = None if sequence.started else request.logprob_start
+            groups.setdefault((sequence.context, start, request.top_logprobs), []).append(sequence)
+        jobs = [_Prefill(context, start, top, members) for (context, start, top), members in groups.items()]
+        for job in jobs:
+            held, job.entry = self._prefixes.match(job.context)
+            job.held = min(held, len(job.context) - 1, job.reach)
+        place = 0
+        while place < len(jobs):
+            place = self._prefill(jobs, place)
+        self._starting = []
+
+    def _take_waiting(self) -> list[Sequence]:
+        taken: list[Sequence] = []
+        columns, rows = self._columns, len(self.running)
+        if not rows and self.waiting:
+            columns = 1
+        with self._wake:
+            while self.waiting:
+                first = self.waiting[0]
+                wanted = max(columns, first.end)
+                if rows + 1 > self._rows_that_fit(wanted):
+                    break
+                columns, rows = wanted, rows + 1
+                taken.append(self.waiting.popleft())
+        if taken and (columns > self._columns or rows > len(self._rows)):
+            self._lay_out(columns)
+        return taken
+
+    def _prefill(self, jobs: list[_Prefill], first: int) -> int:
+        """Computes as many prompts as one forward pass may hold, starts their sequences, and returns the place of the next."""
+        last, new, columns = first, 0, 0
+        while last < len(jobs):
+            job = jobs[last]
+            new, columns = max(new, len(job.context) - job.held), max(columns, len(job.context))
+            # Padding writes past the end of a shorter prompt: `held + new` columns.
+            if last > first and (last + 1 - first) * new * (columns + new) > PREFILL_SCORES:
+                break
+            last += 1
+        chunk = jobs[first:last]
+        new = max(len(job.context) - job.held for job in chunk)
+        slab = self.model.new_slab(len(chunk), max(job.held for job in chunk) + new)
+        ids = torch.zeros((len(chunk), new), dtype=torch.int64)
+        positions = torch.tensor([job.held for job in chunk])[:, None] + torch.arange(new)
+        # Padding sits at positions that no real token looks at, but must stay inside the rotary table.
+        positions_in_table = positions.clamp(max=self.model.context_length - 1)
+        for row, job in enumerate(chunk):
+            ids[row, : len(job.context) - job.held] = torch.tensor(job.context[job.held :])
+            if job.entry is not None:
+                slab[:, :, row, :, : job.held] = job.entry[:, :, :, : job.held]
+        hidden = self.model.forward(ids, positions_in_table, slab)
+        ends = torch.tensor([len(job.context) - job.held - 1 for job in chunk])
+        logits = self.model.logits(hidden[torch.arange(len(chunk)), ends])
+        before = len(self.running)
+        source: list[int] = []
+        for row, job in enumerate(chunk):
+            kv = slab[:, :, row, :, : len(job.context)]
+            self._prefixes.insert(job.context, kv)
+            self._score_prompt(job, hidden[row])
+            source += [row] * self._start(job, kv)
+        if source:
+            self._emit(before, logits[source])
+        return last
+
+    def _score_prompt(self, job: _Prefill, hidden: torch.Tensor) -> None:
+        if job.start is None:
+            return
+        count = len(job.context)
+        logprobs = log_softmax(self.model.logits(hidden[job.start - job.held : count - job.held - 1]))
+        targets = np.array(job.context[job.start + 1 :], dtype=np.int64)
+        values = on_grid(logprobs[np.arange(len(targets)), targets]).tolist()
+        best = tuple(_best(row, job.top) for row in logprobs) if job.top else ()
+        for sequence in job.members:
+            sequence.prompt_logprobs = (None, *values)
+            sequence.prompt_top = (None, *best) if job.top else ()
+
+    def _start(self, job: _Prefill, kv: torch.Tensor) -> int:
+        """Gives rows to the sequences of a prompt, or ends those that ask for no token; returns the rows given."""
+        first = len(self.running)
+        for sequence in job.members:
+            if not sequence.started:
+                self._begin(sequence, job)
+            if sequence.end == len(job.context):
+                self._finish(sequence, {"type": "length", "length": sequence.request.sampling.max_new_tokens})
+            else:
+                self.running.append(sequence)
+                self._fill_row(len(self.running) - 1, sequence)
+        given = len(self.running) - first
+        self._slab[:, :, first : first + given, :, : len(job.context)] = kv[:, :, None]
+        return given
+
+    def _begin(self, sequence: Sequence, job: _Prefill) -> None:
+        request = sequence.request
+        prompt = len(request.input_ids)
+        sequence.started = True
+        sequence.versions = [(self.weight_version, 0)]
+        sequence.cached_tokens = min(prompt - 1, job.reach) if request.shares_prefix else job.held
+        self.counters.sequences += 1
+        self.counters.prompt_tokens += prompt
+        self.counters.cached_tokens += sequence.cached_tokens
+
+    def _fill_row(self, row: int, sequence: Sequence) -> None:
+        sampling, context = sequence.request.sampling, sequence.context
+        prompt = len(sequence.request.input_ids)
+        stops = () if sampling.ignore_eos else self._stop_ids | sampling.stop_token_ids
+        self._widen_stops(len(stops))
+        self._stops[row] = -1
+        self._stops[row, : len(stops)] = sorted(stops)
+        self._tokens[row, : len(context)] = context
+        self._logprobs[row, prompt : len(context)] = sequence.logprobs
+        watched = bool(sampling.stop) or sequence.stream or sequence.request.top_logprobs > 0
+        self._rows[row] = (
+            prompt,
+            len(context),
+            sequence.end,
+            sampling.temperature,
+            sampling.top_k,
+            sampling.top_p,
+            sampling.min_p,
+            sequence.seed,
+            watched,
+        )
+
+
+@dataclass(eq=False)
+class _Prefill:
+    """A prompt to compute for its members; `held` of its tokens come from `entry`, and those from `start` on are scored."""
+
+    context: tuple[int, ...]
+    start: int | None
+    top: int
+    members: list[Sequence]
+    held: int = 0
+    entry: torch.Tensor | None = None
+
+    @property
+    def reach(self) -> int:
+        """Tokens that may come from the cache: those before the first that is scored."""
+        return len(self.context) if self.start is None else self.start
+
+
+def _best(logprobs: Floats, count: int) -> tuple[tuple[float, int], ...]:
+    order: Integers = np.argsort(-logprobs, kind="stable")[:count]
+    return tuple(zip(on_grid(logprobs[order]).tolist(), order.tolist(), strict=True))
+
+
+def _failure(message: str) -> dict[str, Any]:
+    return {"type": "abort", "message": message, "status_code": 500, "err_type": "InternalServerError"}
