@@ -206,26 +206,32 @@ class RowRule:
 
 
 ROW_RULES = (
-    RowRule("output count", "rollout/samples", "total", ("output_count", "slot_index", "row_order"), ("index",)),
+    RowRule(
+        "output count",
+        "rollout/samples",
+        "total",
+        ("output_count", "slot_index", "exchange_output_count", "arms_output_count", "samples_received"),
+        ("samples",),
+    ),
     RowRule("response length", "rollout/response_len/mean", "mean", ("response_length",), ("response_length",)),
     RowRule(
         "rollout_log_probs length",
         "rollout/rollout_log_probs_len/mean",
         "mean",
-        ("rollout_log_probs_length",),
-        ("rollout_log_probs_length", "logprobs"),
+        ("rollout_log_probs_length", "exchange_rollout_log_probs_length"),
+        ("logprobs",),
     ),
     RowRule(
         "finish_reason",
         FINISH_REASON_METRIC,
         "shares",
-        ("finish_reason", "finish_stop", "finish_length"),
+        ("finish_reason", "finish_stop", "finish_length", "exchange_finish_reason", "arms_finish_reasons"),
         ("finish_reason", "rollout/truncated_ratio"),
     ),
     RowRule("reward", "rollout/raw_reward", "mean", ("reward_recomputed", "reward_missing"), ("reward",)),
     RowRule("advantage", "rollout/advantages", "mean", ("advantage_recomputed",), ("advantage",)),
-    RowRule("loss", "train/loss", "mean", (), ("loss",)),
-    RowRule("grad norm", "train/grad_norm", "mean", (), ("grad_norm",)),
+    RowRule("loss", "train/loss", "mean", (), ()),
+    RowRule("grad norm", "train/grad_norm", "mean", (), ()),
 )
 """The eight rows of the first table, in the order in which reviewers ask for them."""
 
@@ -341,9 +347,9 @@ def _carrying(rule: RowRule, level: Level, findings: Sequence[Finding]) -> Findi
     return deciding(finding for finding in of_level if names & _subjects(finding))
 
 
-def _subjects(finding: Finding) -> set[str]:
-    """The metrics and fields that a finding is about: where it points, or all that its evidence lists."""
-    return {finding.where.field} if finding.where.field else set(finding.evidence.get("fields") or ())
+def _subjects(finding: Finding) -> set[str | None]:
+    """The metric or field that a finding is about: where it points, or what its check is named after."""
+    return {finding.where.field, finding.check.removeprefix("twin_")}
 
 
 def _rung(level: Level, findings: Sequence[Finding]) -> Rung:

@@ -108,7 +108,8 @@ def outcome(finding: Finding) -> str:
 def how_tested(finding: Finding) -> str:
     """How a finding was made, from the numbers of its evidence: its rung, method, margin, interval and units."""
     evidence = finding.evidence
-    method = str(evidence.get("method") or finding.check.replace("_", " "))
+    named = "equal bit for bit" if finding.level is Level.REPLAY else finding.check.replace("_", " ")
+    method = str(evidence.get("method") or named)
     parts = [f"{method} of the {evidence['summary']}" if "summary" in evidence else method]
     if isinstance(evidence.get("margin"), (int, float)):
         parts.append(f"margin ±{number(evidence['margin'])}")

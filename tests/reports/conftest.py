@@ -71,10 +71,14 @@ def contract(check: str, status: Status = Status.PASS, message: str = "", where:
     return Finding(check, Level.CONTRACT, status, said, where or Where(), evidence=evidence)
 
 
+def replay(check: str, checked: int) -> Finding:
+    message = f"{check} is equal bit for bit in {checked}"
+    return Finding(check, Level.REPLAY, Status.PASS, message, evidence={"checked": checked, "failed": 0})
+
+
 def make_findings() -> list[Finding]:
     checks = ("output_count", "response_length", "rollout_log_probs_length", "finish_reason", "reward_recomputed")
-    fields = ["logprobs", "response_length", "finish_reason", "reward", "advantage", "loss", "grad_norm", "index"]
-    evidence = {"checked": 10_240, "fields": fields, "method": "bit for bit"}
+    twins = ("samples", "logprobs", "response_length", "finish_reason", "reward", "advantage")
     interval = {
         "summary": "late mean",
         "ci90": (-0.0076, 0.0357),
@@ -88,7 +92,8 @@ def make_findings() -> list[Finding]:
     message = "rollout/raw_reward: late mean differs by +0.014 (3 + 3 runs)"
     return [
         *(contract(check) for check in (*checks, "advantage_recomputed")),
-        Finding("twin", Level.REPLAY, Status.PASS, "20 steps are equal bit for bit", evidence=evidence),
+        *(replay(f"twin_{field}", 10_240) for field in twins),
+        *(replay(f"twin_{metric}", 20) for metric in ("train/loss", "train/grad_norm")),
         Finding(
             "training_parity",
             Level.TRAINING,
