@@ -1,0 +1,251 @@
+"""L0, the contract: exact rules over samples, exchanges, requests and both arms.
+
+Pure: rollouts and exchanges in, findings out. One check gives one passing finding with `{"checked": N}` in its
+evidence, or a failing finding for each of the first few breaches (each with the total), and one more that says *not
+compared* for what is missing. What makes training wrong is an error; what merely surprises is a warning, which never
+fails a verdict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from parity.contracts import accounting, arms, clones, finish, grouping, scores, tokens, wire
+from parity.contracts.facts import Facts, Groups, facts_of, groups_of
+from parity.contracts.outcomes import Case, Check, Outcome, Tally, findings_of
+from parity.contracts.rules import AdvantageFormula, Rules
+from parity.exchanges import Exchange
+from parity.findings import Finding, Severity
+from parity.samples import Rollout
+
+__all__ = [
+    "CHECKS",
+    "AdvantageFormula",
+    "Check",
+    "Rules",
+    "check_accounting",
+    "check_arms",
+    "check_batches",
+    "check_exchanges",
+    "check_samples",
+    "summarise",
+]
+
+SampleRule = Callable[[Facts, Groups, Rules], Outcome]
+ArmsRule = Callable[[arms.Side, arms.Side], Outcome]
+
+
+def _first_sentence(function: Callable[..., object]) -> str:
+    return (function.__doc__ or "").split("\n", 1)[0].rstrip(".")
+
+
+def _check(function: Callable[..., object], prefix: str = "", warning: bool = False) -> Check:
+    name = prefix + function.__name__
+    return Check(name, _first_sentence(function), Severity.WARNING if warning else Severity.ERROR)
+
+
+_GROUP_RULES: tuple[SampleRule, ...] = (grouping.output_count, grouping.slot_index)
+_SAMPLE_ERRORS: tuple[SampleRule, ...] = (
+    grouping.group_prompt,
+    grouping.group_media,
+    grouping.group_params,
+    grouping.group_arm,
+    grouping.weight_version,
+    grouping.seed_distinct,
+    tokens.response_length,
+    tokens.rollout_log_probs_length,
+    tokens.token_ids,
+    tokens.logprob_values,
+    tokens.loss_mask_length,
+    tokens.loss_mask_values,
+    tokens.prompt_tokens,
+    tokens.media_placeholders,
+    tokens.encoded_media,
+    finish.finish_reason,
+    finish.finish_length,
+    finish.finish_stop,
+    finish.status,
+    finish.context,
+    clones.clones,
+    clones.clone_prefixes,
+    scores.reward_missing,
+    scores.reward_recomputed,
+    scores.advantage_recomputed,
+)
+_SAMPLE_WARNINGS: tuple[SampleRule, ...] = (
+    grouping.row_order,
+    grouping.seed_reuse,
+    tokens.logprob_tail,
+    tokens.logprob_low,
+    tokens.cached_tokens,
+)
+_SAMPLE_RULES: tuple[tuple[Check, str, SampleRule], ...] = (
+    *((_check(rule), "groups", rule) for rule in _GROUP_RULES),
+    *((_check(rule), "samples", rule) for rule in _SAMPLE_ERRORS),
+    *((_check(rule, warning=True), "samples", rule) for rule in _SAMPLE_WARNINGS),
+)
+
+_STATUS = Check("exchange_status", "Every request was answered with status 200", Severity.WARNING)
+_IDS = Check("exchange_unique_ids", "Every output has an id of its own, over all answers")
+_EXCHANGE_RULES: tuple[tuple[Check, wire.ExchangeRule], ...] = tuple(
+    (_check(rule, "exchange_"), rule)
+    for rule in (
+        wire.response_shape,
+        wire.output_count,
+        wire.output_order,
+        wire.one_weight_version,
+        wire.request_honoured,
+    )
+)
+_OUTPUT_RULES: tuple[tuple[Check, wire.OutputRule], ...] = (
+    *(
+        (_check(rule, "exchange_"), rule)
+        for rule in (
+            wire.logprobs_returned,
+            wire.rollout_log_probs_length,
+            wire.logprob_values,
+            wire.finish_reason,
+            wire.finish_length,
+            wire.finish_stop,
+            wire.abort_shape,
+            wire.version_spans,
+            wire.prompt_logprobs,
+        )
+    ),
+    *((_check(rule, "exchange_", warning=True), rule) for rule in (wire.empty_output, wire.cached_tokens)),
+)
+
+_REQUESTS = _check(accounting.requests_accounted)
+_RECEIVED = _check(accounting.samples_received)
+_ANSWERED = _check(accounting.groups_answered)
+
+_ARMS_RULES: tuple[tuple[Check, str, ArmsRule], ...] = tuple(
+    (_check(rule, "arms_"), unit, rule)
+    for unit, rule in (
+        ("groups", arms.same_groups),
+        ("groups", arms.same_prompts),
+        ("groups", arms.same_media),
+        ("groups", arms.same_params),
+        ("groups", arms.output_count),
+        ("finish reasons", arms.finish_reasons),
+        ("fields", arms.fields_present),
+    )
+)
+
+CHECKS: tuple[Check, ...] = (
+    *(check for check, _, _ in _SAMPLE_RULES),
+    _STATUS,
+    _IDS,
+    *(check for check, _ in _EXCHANGE_RULES),
+    *(check for check, _ in _OUTPUT_RULES),
+    _REQUESTS,
+    _RECEIVED,
+    _ANSWERED,
+    *(check for check, _, _ in _ARMS_RULES),
+)
+"""Every check of the contract: name, rule and severity."""
+
+
+def check_samples(rollout: Rollout, rules: Rules) -> list[Finding]:
+    """Checks every sample and group of a rollout, or of several one after the other."""
+    return check_batches([rollout], rules)
+
+
+def check_batches(batches: Iterable[Rollout], rules: Rules) -> list[Finding]:
+    """As `check_samples`, over parts of a stream: token columns of one part at a time, groups across parts.
+
+    Memory is that of one part, and some 300 bytes a sample.
+    """
+    parts = [facts_of(batch, rules) for batch in batches]
+    facts = Facts.concatenate(parts) if parts else facts_of(Rollout.from_samples([]), rules)
+    groups = groups_of(facts)
+    return [
+        finding
+        for check, unit, rule in _SAMPLE_RULES
+        for finding in findings_of(check, rule(facts, groups, rules), unit)
+    ]
+
+
+def check_exchanges(exchanges: Iterable[Exchange], rules: Rules) -> list[Finding]:
+    """Checks every exchange, one at a time; only ids and counts are kept."""
+    tally, seen = Tally(), set[str]()
+    for number, exchange in enumerate(exchanges):
+        case = exchange.extra.get("case")
+        name = f"exchange {number}" + (f" ({case})" if case else "")
+        if (
+            "sampling_params" not in exchange.request
+            and exchange.status == 200
+            and not exchange.request.keys() & {"text", "input_ids"}
+        ):
+            continue  # a control request, such as an abort
+        tally.add(_STATUS.name, _status(exchange, name))
+        if exchange.status == 200:
+            _check_answer(exchange, name, rules, tally, seen)
+    missing = "the exchanges lack what the rule needs"
+    return [
+        finding
+        for check, unit in _WIRE_UNITS
+        for finding in findings_of(check, tally.outcome(check.name, missing), unit)
+    ]
+
+
+_WIRE_UNITS: Sequence[tuple[Check, str]] = (
+    (_STATUS, "requests"),
+    (_IDS, "answers"),
+    *((check, "answers") for check, _ in _EXCHANGE_RULES),
+    *((check, "outputs") for check, _ in _OUTPUT_RULES),
+)
+
+
+def _status(exchange: Exchange, name: str) -> list[Case]:
+    if exchange.status == 200:
+        return []
+    message = f"status {exchange.status} on attempt {exchange.attempt}: {str(exchange.response)[:120]}"
+    return [wire.exchange_case(exchange, name, "status", 200, exchange.status, message)]
+
+
+def _check_answer(exchange: Exchange, name: str, rules: Rules, tally: Tally, seen: set[str]) -> None:
+    tally.add(_IDS.name, wire.unique_ids(exchange, name, seen))
+    for check, exchange_rule in _EXCHANGE_RULES:
+        tally.add(check.name, exchange_rule(exchange, name, rules))
+    for output in wire.outputs_of(exchange, name):
+        for check, output_rule in _OUTPUT_RULES:
+            tally.add(check.name, output_rule(output, rules))
+
+
+def check_accounting(rollout: Rollout, exchanges: Iterable[Exchange], chunk: int | None = None) -> list[Finding]:
+    """Checks that requests and samples account for each other.
+
+    Args:
+        rollout: All samples of the rollouts that the exchanges were sent for.
+        exchanges: Every attempt, failed ones too, with `rollout_id`, `group_index` and `arm`.
+        chunk: Samples a request at most, where one group is asked for in several requests.
+    """
+    facts = facts_of(rollout, Rules())
+    groups, accounts = groups_of(facts), accounting.accounts_of(exchanges)
+    outcomes = (
+        (_REQUESTS, "groups", accounting.requests_accounted(facts, groups, accounts, chunk)),
+        (_RECEIVED, "groups", accounting.samples_received(facts, groups, rollout, accounts)),
+        (_ANSWERED, "groups", accounting.groups_answered(facts, groups, accounts)),
+    )
+    return [finding for check, unit, outcome in outcomes for finding in findings_of(check, outcome, unit)]
+
+
+def check_arms(baseline: Rollout, experiment: Rollout) -> list[Finding]:
+    """Checks that both arms were asked for the same and record the same fields; what they sampled may differ."""
+    sides = []
+    for rollout in (baseline, experiment):
+        facts = facts_of(rollout, Rules())
+        sides.append((facts, groups_of(facts)))
+    return [
+        finding for check, unit, rule in _ARMS_RULES for finding in findings_of(check, rule(sides[0], sides[1]), unit)
+    ]
+
+
+def summarise(findings: Iterable[Finding]) -> dict[str, dict[str, int]]:
+    """Per check: how many units it checked, how many fail, how many could not be compared."""
+    counts: dict[str, dict[str, int]] = {}
+    for finding in findings:
+        names = ("checked", "failed", "not_compared")
+        counts[finding.check] = {name: int(finding.evidence.get(name, 0)) for name in names}
+    return counts

@@ -1,0 +1,1 @@
+"""The parts of `parity.contract_checks`: one module a subject."""

@@ -1,0 +1,108 @@
+"""Clones: siblings that are equal more often than chance allows.
+
+A policy may honestly answer alike twice: short answers, a collapsed policy, greedy decoding. Whether it did is no
+matter of taste, because the log-probs say how likely it was. Given its earlier siblings, a sample drawn independently
+repeats one of them with probability p, the sum of exp(log-probs) over the distinct earlier ones. A defect that copies a
+sibling with probability q repeats with q + (1 - q) p. The product over all samples of the ratio of the two, averaged
+over some q, is a nonnegative martingale of mean 1 under independence, so that it exceeds 1 / alpha with probability at
+most alpha (Ville's inequality), however few or many the samples, in however many groups, and whatever the policy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from parity.contracts.facts import NULL, PREFIX, Bools, Facts, Floats, Groups, Ints, over_rows
+from parity.contracts.finish import unfinished
+from parity.contracts.outcomes import Outcome
+from parity.contracts.rules import Rules
+
+FALSE_ALARM = 1e-6
+"""Bound on the probability that independent samples are called clones, over everything checked at once."""
+
+COPY_RATES = (0.00001, 0.001, 0.01, 0.1, 0.5, 0.99)
+
+
+def clones(facts: Facts, groups: Groups, rules: Rules) -> Outcome:
+    """Samples of a group are drawn independently: none repeats another more often than its log-probs allow."""
+    return _repeats(
+        facts, groups, rules, facts.output_hash, facts.logprob_sum, facts.output_length, facts.output_length > 0
+    )
+
+
+def clone_prefixes(facts: Facts, groups: Groups, rules: Rules) -> Outcome:
+    """Samples of a group do not share their first 32 tokens more often than their log-probs allow."""
+    lengths = np.full(len(facts), PREFIX)
+    long = facts.output_length >= PREFIX
+    return _repeats(facts, groups, rules, facts.prefix_hash, facts.prefix_logprob_sum, lengths, long)
+
+
+def _repeats(
+    facts: Facts, groups: Groups, rules: Rules, key: Ints, logprob: Floats, length: Ints, concerns: Bools
+) -> Outcome:
+    temperature = facts.temperature
+    if rules.temperature is not None:
+        temperature = np.where(np.isnan(temperature), rules.temperature, temperature)
+    top_p = np.where(np.isnan(facts.top_p), 1.0, facts.top_p)
+    # top-k draws from a renormalised distribution of a mass that is not known
+    whole = (facts.top_k == NULL) | (facts.top_k <= 0) | (facts.top_k >= (rules.vocab_size or 1 << 30))
+    aligned = (facts.logprobs_length == facts.output_length) & (facts.bad_logprobs == 0)
+    sampled = (temperature != 0) & (facts.top_k != 1)
+    usable = aligned & ~np.isnan(temperature) & whole & (top_p > 0)
+    concerned = concerns & sampled & ~unfinished(facts)
+    # renormalised top-p probabilities are at most 1 / top_p times the log-prob's own
+    likely = np.minimum(logprob - length * np.log(np.where(top_p > 0, top_p, 1.0)), 0.0)
+    repeats, chance, siblings = _repeats_of_siblings(groups, key, likely, concerned & usable)
+    evidence = _log_evidence(repeats, chance, siblings)
+    copied = repeats & (evidence > -np.log(FALSE_ALARM))
+
+    def case(row: int) -> tuple[Any, Any, str]:
+        tokens = int(length[row])
+        message = (
+            f"its first {tokens} tokens are an earlier sibling's, which by chance has probability e^{chance[row]:.1f}"
+        )
+        return "tokens of its own", f"{tokens} tokens of a sibling", message
+
+    outcome = over_rows(
+        facts,
+        known=usable,
+        fails=copied,
+        field="output_ids",
+        case=case,
+        missing="no sound log-probs, no temperature, or top-k sampling",
+        concerns=concerned,
+    )
+    return replace(outcome, evidence={"repeats": int(repeats.sum()), "log_evidence": evidence})
+
+
+def _repeats_of_siblings(groups: Groups, key: Ints, likely: Floats, counted: Bools) -> tuple[Bools, Floats, Bools]:
+    """Whether each sample repeats an earlier sibling, the log of its chance to, and whether it has one, all (rows,)."""
+    rows = groups.order[counted[groups.order]]
+    code = groups.code[rows]
+    by_key = np.lexsort((np.arange(len(rows)), key[rows], code))
+    same = (key[rows][by_key[1:]] == key[rows][by_key[:-1]]) & (code[by_key[1:]] == code[by_key[:-1]])
+    repeats, chance, siblings = np.zeros(len(key), np.bool_), np.full(len(key), -np.inf), np.zeros(len(key), np.bool_)
+    repeats[rows[by_key[1:][same]]] = True
+    starts = np.flatnonzero(np.diff(code, prepend=-1))
+    rank = np.arange(len(rows)) - np.repeat(starts, np.diff(np.append(starts, len(rows))))
+    seen = np.full(len(groups), -np.inf)
+    for place in range(int(rank.max(initial=-1)) + 1):
+        now = rows[rank == place]
+        siblings[now] = place > 0
+        chance[now] = np.minimum(seen[groups.code[now]], 0.0)
+        fresh = now[~repeats[now]]
+        seen[groups.code[fresh]] = np.logaddexp(seen[groups.code[fresh]], likely[fresh])
+    return repeats, chance, siblings
+
+
+def _log_evidence(repeats: Bools, chance: Floats, siblings: Bools) -> float:
+    """Log of the averaged product of likelihood ratios, over samples that have an earlier sibling."""
+    hits, misses = chance[repeats], int((siblings & ~repeats).sum())
+    totals = [
+        float(np.sum(np.logaddexp(np.log(rate) - hits, np.log1p(-rate)))) + misses * float(np.log1p(-rate))
+        for rate in COPY_RATES
+    ]
+    return float(np.logaddexp.reduce(totals)) - float(np.log(len(totals)))

@@ -1,0 +1,449 @@
+"""Rules over single exchanges: whether the answer is of the shape asked for, and true of itself.
+
+The wire is SGLang's (`io_struct.py`, `tokenizer_manager.py` of 0.5.23): an object for one prompt with n = 1, else a
+list, prompt-major; token log-probs are triples of log-prob, id and text or null.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any
+
+from parity.contracts.facts import SENTINEL_LOGPROB
+from parity.contracts.outcomes import Case, Skip
+from parity.contracts.rules import Rules
+from parity.exchanges import Exchange
+from parity.findings import Where
+from parity.samples import FINISH_REASONS
+
+TOP_LEVEL_MISTAKES = frozenset(
+    {"n", "temperature", "top_p", "top_k", "max_new_tokens", "sampling_seed", "stop", "stop_token_ids"}
+)
+"""Sampling parameters that the engine ignores without a word when they stand beside `sampling_params`."""
+
+MEDIA_FIELDS = ("image_data", "video_data", "audio_data")
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One output at its place in an answer, with what was asked for it."""
+
+    exchange: Exchange
+    name: str
+    slot: int
+    params: Mapping[str, Any]
+    prompt: Sequence[int] | str | None
+    body: Mapping[str, Any]
+
+    @property
+    def meta(self) -> Mapping[str, Any]:
+        """`meta_info`, or nothing."""
+        meta = self.body.get("meta_info")
+        return meta if isinstance(meta, dict) else {}
+
+    @property
+    def ids(self) -> list[int] | None:
+        """`output_ids`, if it is a list."""
+        ids = self.body.get("output_ids")
+        return ids if isinstance(ids, list) else None
+
+    @property
+    def triples(self) -> list[Any] | None:
+        """`output_token_logprobs`, if it is a list."""
+        triples = self.meta.get("output_token_logprobs")
+        return triples if isinstance(triples, list) else None
+
+    @property
+    def finish(self) -> Mapping[str, Any]:
+        """`finish_reason`, or nothing."""
+        finish = self.meta.get("finish_reason")
+        return finish if isinstance(finish, dict) else {}
+
+    def case(self, field: str, expected: Any, observed: Any, message: str) -> Case:
+        """A breach in this output."""
+        where = Where(None, self.exchange.rollout_id, self.exchange.group_index, self.slot, field)
+        return Case(where, expected, observed, f"{self.name}, output {self.slot}: {message}")
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def params_of(exchange: Exchange, prompt: int) -> Mapping[str, Any]:
+    """The sampling parameters of one prompt of a request."""
+    params = exchange.request.get("sampling_params") or {}
+    chosen = params[prompt] if isinstance(params, list) and prompt < len(params) else params
+    return chosen if isinstance(chosen, dict) else {}
+
+
+def outputs_of(exchange: Exchange, name: str) -> list[Output]:
+    """Every output of an answered request that is an object, in the order received."""
+    n, prompts = max(exchange.n, 1), exchange.prompts
+    outputs = []
+    for slot, body in enumerate(exchange.outputs):
+        prompt = min(slot // n, len(prompts) - 1)
+        if isinstance(body, dict):
+            asked = params_of(exchange, prompt), prompts[prompt]
+            outputs.append(Output(exchange, name, slot, *asked, body))
+    return outputs
+
+
+# --- rules over one answered request
+
+
+def exchange_case(exchange: Exchange, name: str, field: str, expected: Any, observed: Any, message: str) -> Case:
+    """A breach in a whole exchange."""
+    return Case(
+        Where(None, exchange.rollout_id, exchange.group_index, None, field), expected, observed, f"{name}: {message}"
+    )
+
+
+def _asked(exchange: Exchange) -> str:
+    return f"{len(exchange.prompts)} prompts with n = {exchange.n}"
+
+
+def response_shape(exchange: Exchange, name: str, rules: Rules) -> Iterator[Case]:
+    """One prompt with n = 1 is answered by an object, anything else by a list of objects."""
+    wants_list = exchange.is_batch or exchange.n > 1
+    wanted, found = "list" if wants_list else "dict", type(exchange.response).__name__
+    if wanted != found:
+        asked = _asked(exchange)
+        yield exchange_case(exchange, name, "response", wanted, found, f"{asked} answered by a {found}, not a {wanted}")
+        return
+    for slot, body in enumerate(exchange.outputs):
+        keys = sorted(body) if isinstance(body, dict) else type(body).__name__
+        if not isinstance(body, dict) or "meta_info" not in body or not body.keys() & {"text", "output_ids"}:
+            message = f"output {slot} holds {keys}"
+            yield exchange_case(exchange, name, "response", ["meta_info", "output_ids", "text"], keys, message)
+
+
+def output_count(exchange: Exchange, name: str, rules: Rules) -> Iterator[Case]:
+    """A request for P prompts with n samples each is answered by P * n outputs."""
+    wanted, found = len(exchange.prompts) * max(exchange.n, 0), len(exchange.outputs)
+    if wanted != found:
+        asked = _asked(exchange)
+        yield exchange_case(exchange, name, "response", wanted, found, f"{asked} answered by {found} outputs")
+
+
+def _prompt_lengths(exchange: Exchange) -> tuple[list[int], list[Any]] | None:
+    """Prompt tokens sent for each output and counted by the engine; `None` where that can't be told (text, media)."""
+    sent: list[int] = []
+    seen: list[Any] = []
+    prompts = [prompt for prompt in exchange.prompts for _ in range(max(exchange.n, 1))]
+    if any(exchange.request.get(field) for field in MEDIA_FIELDS) or len(exchange.outputs) != len(prompts):
+        return None
+    for prompt, body in zip(prompts, exchange.outputs, strict=True):
+        meta = body.get("meta_info") if isinstance(body, dict) else None
+        if not isinstance(prompt, list) or not isinstance(meta, dict):
+            return None
+        finish = meta.get("finish_reason")
+        # what is aborted in the waiting queue has no prompt_tokens
+        if "prompt_tokens" not in meta and isinstance(finish, dict) and finish.get("type") == "abort":
+            continue
+        sent.append(len(prompt))
+        seen.append(meta.get("prompt_tokens"))
+    return sent, seen
+
+
+def output_order(exchange: Exchange, name: str, rules: Rules) -> Iterable[Case] | Skip:
+    """Outputs stand prompt-major: each counts its prompt's tokens, and a stated index is its place."""
+    stated = [body.get("index") for body in exchange.outputs if isinstance(body, dict) and "index" in body]
+    lengths = _prompt_lengths(exchange)
+    if lengths is None and not stated:
+        return Skip.MISSING
+
+    def cases() -> Iterator[Case]:
+        if stated and stated != list(range(len(exchange.outputs))):
+            wanted = list(range(len(exchange.outputs)))
+            yield exchange_case(exchange, name, "index", wanted, stated, f"the outputs state indices {stated}")
+        if lengths is not None and lengths[0] != lengths[1]:
+            sent, seen = lengths
+            shuffled = sorted(sent) == sorted(item for item in seen if _whole(item))
+            what = (
+                "the outputs are in another order than the prompts"
+                if shuffled
+                else "the prompts were changed on the way"
+            )
+            message = f"{what}: {sent} prompt tokens sent, {seen} counted"
+            yield exchange_case(exchange, name, "prompt_tokens", sent, seen, message)
+
+    return cases()
+
+
+def unique_ids(exchange: Exchange, name: str, seen: set[str]) -> Iterable[Case] | Skip:
+    """Every output has an id of its own; `seen` holds those of earlier answers and takes this one's."""
+    metas = [body.get("meta_info") for body in exchange.outputs if isinstance(body, dict)]
+    ids = [meta.get("id") for meta in metas if isinstance(meta, dict)]
+    if not ids or None in ids:
+        return Skip.MISSING
+    repeated = sorted({str(item) for item in ids if str(item) in seen or ids.count(item) > 1})
+    seen.update(map(str, ids))
+    message = f"ids {repeated[:3]} stand on more than one output"
+    return [exchange_case(exchange, name, "id", "unique ids", repeated[:3], message)] if repeated else []
+
+
+def one_weight_version(exchange: Exchange, name: str, rules: Rules) -> Iterable[Case] | Skip:
+    """All tokens of an answer come from one weight version, unless partial rollout is declared."""
+    versions: list[str] = []
+    for output in outputs_of(exchange, name):
+        spans = output.meta.get("weight_versions")
+        if isinstance(spans, list) and spans:
+            versions += [str(span.get("version")) for span in spans if isinstance(span, dict)]
+        elif output.meta.get("weight_version") is not None:
+            versions.append(str(output.meta["weight_version"]))
+    if not versions:
+        return Skip.MISSING
+    trainer = rules.weight_versions.get(exchange.rollout_id) if exchange.rollout_id is not None else None
+    found, wanted = sorted(set(versions)), trainer or versions[0]
+    wrong = not rules.partial_versions and found != [wanted]
+    message = f"weight versions {found} in one answer, expected {wanted!r} alone"
+    return [exchange_case(exchange, name, "weight_version", wanted, found, message)] if wrong else []
+
+
+def request_honoured(exchange: Exchange, name: str, rules: Rules) -> Iterator[Case]:
+    """What was asked was done: no parameter where the engine ignores it, n from 1, a placeholder for each medium."""
+    request = exchange.request
+    for key in sorted(TOP_LEVEL_MISTAKES & set(request)):
+        message = f"{key!r} = {str(request[key])[:40]} beside sampling_params is ignored"
+        yield exchange_case(exchange, name, key, "inside sampling_params", "top level", message)
+    params = request.get("sampling_params") or {}
+    for asked in params if isinstance(params, list) else [params]:
+        n = asked.get("n", 1) if isinstance(asked, dict) else 1
+        if not _whole(n) or n < 1:
+            yield exchange_case(exchange, name, "n", "a whole number from 1", n, f"n = {n!r} was answered with outputs")
+    if not rules.media_placeholders:
+        return
+    for number, prompt in enumerate(exchange.prompts):
+        media, places = _media(exchange, number), _placeholders(prompt, rules)
+        if media != places:
+            message = (
+                f"prompt {number} has {places} placeholders for {media} media; what has no partner is dropped silently"
+            )
+            yield exchange_case(exchange, name, "image_data", media, places, message)
+
+
+def _media(exchange: Exchange, prompt: int) -> int:
+    """Media sent with one prompt: a nested list is one list a prompt, a flat one of a single prompt is its own."""
+    count = 0
+    for field in MEDIA_FIELDS:
+        media = exchange.request.get(field)
+        if isinstance(media, list) and media and isinstance(media[0], list):
+            count += len(media[prompt]) if prompt < len(media) else 0
+        elif isinstance(media, list):
+            count += len(media) if not exchange.is_batch else int(prompt < len(media) and media[prompt] is not None)
+        else:
+            count += media is not None
+    return count
+
+
+def _placeholders(prompt: Any, rules: Rules) -> int:
+    """Placeholders in one prompt; a run of the same token id is one, expanded."""
+    if isinstance(prompt, str):
+        return sum(prompt.count(item) for item in rules.media_placeholders if isinstance(item, str))
+    tokens = {item for item in rules.media_placeholders if isinstance(item, int)}
+    places = [token if token in tokens else None for token in prompt or []]
+    return sum(token is not None and token != before for before, token in zip([None, *places], places, strict=False))
+
+
+# --- rules over one output
+
+
+def logprobs_returned(output: Output, rules: Rules) -> Iterator[Case]:
+    """Log-probs come when they were asked for."""
+    asked = output.exchange.request.get("return_logprob")
+    wanted = asked[output.slot] if isinstance(asked, list) and output.slot < len(asked) else asked
+    if wanted and output.triples is None:
+        yield output.case("output_token_logprobs", "log-probs", None, "log-probs were asked for and did not come")
+
+
+def rollout_log_probs_length(output: Output, rules: Rules) -> Iterable[Case] | Skip:
+    """Output ids, log-prob triples and completion_tokens agree in number, and each triple names the id at its place."""
+    ids, triples, counted = output.ids, output.triples, output.meta.get("completion_tokens")
+    if ids is None or (triples is None and counted is None):
+        return Skip.MISSING
+
+    def cases() -> Iterator[Case]:
+        if counted is not None and counted != len(ids):
+            yield output.case(
+                "completion_tokens", len(ids), counted, f"{counted} completion tokens for {len(ids)} output ids"
+            )
+        if triples is None:
+            return
+        if len(triples) != len(ids):
+            yield output.case(
+                "output_token_logprobs", len(ids), len(triples), f"{len(triples)} log-probs for {len(ids)} output ids"
+            )
+        elif any(not isinstance(item, list) or len(item) < 2 for item in triples):
+            yield output.case("output_token_logprobs", "[log-prob, id, text]", "other", "a log-prob entry is no triple")
+        elif (named := list(map(itemgetter(1), triples))) != ids:
+            place = next(k for k, (a, b) in enumerate(zip(named, ids, strict=True)) if a != b)
+            message = f"the log-prob at token {place} is of id {named[place]}, the output id there is {ids[place]}"
+            yield output.case("output_token_logprobs", ids[place], named[place], message)
+
+    return cases()
+
+
+def logprob_values(output: Output, rules: Rules) -> Iterable[Case] | Skip:
+    """Log-probs are finite, at most 0, and no padding value such as -9999."""
+    if output.triples is None or any(not isinstance(item, list) or not item for item in output.triples):
+        return Skip.MISSING if output.exchange.request.get("return_logprob") else Skip.UNCONCERNED
+    values = list(map(itemgetter(0), output.triples))
+    bad = [place for place, value in enumerate(values) if not _is_logprob(value)]
+    message = (
+        f"{len(bad)} of {len(values)} log-probs are none, the first at token {bad[0]}: {values[bad[0]]!r}"
+        if bad
+        else ""
+    )
+    return [output.case("output_token_logprobs", "finite and <= 0", repr(values[bad[0]]), message)] if bad else []
+
+
+def _is_logprob(value: Any) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value) and SENTINEL_LOGPROB <= value <= 0
+
+
+def finish_reason(output: Output, rules: Rules) -> Iterator[Case]:
+    """The finish reason is an object whose type is stop, length or abort."""
+    kind = output.finish.get("type")
+    if kind not in FINISH_REASONS:
+        found = output.meta.get("finish_reason")
+        yield output.case("finish_reason", list(FINISH_REASONS), found, f"finish reason {str(found)[:60]}")
+
+
+def finish_length(output: Output, rules: Rules) -> Iterable[Case] | Skip:
+    """No output is longer than its cap, and `length` means that it reached it."""
+    cap, count = output.params.get("max_new_tokens", rules.max_new_tokens), _count(output)
+    if not _whole(cap) or count is None:
+        return Skip.MISSING
+    if rules.context_length is not None and isinstance(output.prompt, list):
+        cap = min(cap, rules.context_length - len(output.prompt))
+    stated = output.finish.get("length", count)
+    return _length_cases(output, cap, count, stated)
+
+
+def _length_cases(output: Output, cap: int, count: int, stated: Any) -> list[Case]:
+    if count > cap:
+        return [output.case("finish_reason", f"at most {cap}", count, f"{count} tokens are above the cap of {cap}")]
+    if output.finish.get("type") == "length" and (count != cap or stated != count):
+        return [output.case("finish_reason", cap, count, f"finished by length {stated} after {count} of {cap} tokens")]
+    return []
+
+
+def _count(output: Output) -> int | None:
+    """Tokens of an output: its ids, or what the engine counted where no ids came."""
+    counted = output.meta.get("completion_tokens")
+    return len(output.ids) if output.ids is not None else counted if _whole(counted) else None
+
+
+def finish_stop(output: Output, rules: Rules) -> Iterable[Case] | Skip:
+    """`stop` names what matched; a matched id is the last token and a stop token, a matched string was asked for."""
+    ids, matched = output.ids, output.finish.get("matched")
+    if ids is None:
+        return Skip.MISSING
+    asked = output.params.get("stop_token_ids") or []
+    stops = {*asked, *rules.stop_token_ids}
+
+    def cases() -> Iterator[Case]:
+        if output.finish.get("type") == "stop":
+            yield from _stop_cases(output, ids, matched, stops)
+        if output.params.get("ignore_eos") or output.params.get("min_new_tokens"):
+            return
+        early = stops.intersection(ids[:-1])
+        if early:
+            place = next(k for k, token in enumerate(ids) if token in early)
+            message = f"{len(ids) - place - 1} tokens stand after stop token {ids[place]}"
+            yield output.case("output_ids", "nothing after a stop token", len(ids) - place - 1, message)
+
+    return cases()
+
+
+def _stop_cases(output: Output, ids: Sequence[int], matched: Any, stops: set[int]) -> Iterator[Case]:
+    if matched is None:
+        yield output.case(
+            "finish_reason", "what matched", None, "finished by stop, but nothing is said to have matched"
+        )
+    elif _whole(matched):
+        last = ids[-1] if ids else None
+        if last != matched:
+            yield output.case(
+                "finish_reason", matched, last, f"stopped on token {matched}, but the last token is {last}"
+            )
+        elif output.params.get("ignore_eos"):
+            yield output.case("finish_reason", "length", "stop", f"stopped on token {matched} though told to ignore it")
+        elif stops and _ends_known(stops, output) and matched not in stops:
+            yield output.case(
+                "finish_reason", sorted(stops)[:20], matched, f"stopped on token {matched}, which is no stop token"
+            )
+    else:
+        wanted = output.params.get("stop")
+        strings = (
+            [wanted] if isinstance(wanted, str) else list(wanted or []) + list(output.params.get("stop_regex") or [])
+        )
+        text = output.body.get("text")
+        trimmed = not output.params.get("no_stop_trim")
+        if matched not in strings:
+            yield output.case("finish_reason", strings, matched, f"stopped on {matched!r}, which was not asked for")
+        # untrimmed text may lack it honestly: the engine also matches inside special tokens, which it does not show
+        elif isinstance(text, str) and trimmed and str(matched) in text:
+            message = f"the text still holds the string {matched!r} that it stopped on"
+            yield output.case("text", "trimmed", text[-40:], message)
+
+
+def _ends_known(stops: set[int], output: Output) -> bool:
+    """Whether all stop tokens are known: those asked for alone leave out the model's own end tokens."""
+    return bool(stops - set(output.params.get("stop_token_ids") or []))
+
+
+def abort_shape(output: Output, rules: Rules) -> Iterator[Case]:
+    """An aborted output says why in a message."""
+    if output.finish.get("type") == "abort" and not isinstance(output.finish.get("message"), str):
+        yield output.case("finish_reason", "a message", output.finish.get("message"), "aborted without a message")
+
+
+def cached_tokens(output: Output, rules: Rules) -> Iterable[Case] | Skip:
+    """No more prompt tokens came from the cache than the prompt has."""
+    cached, prompt = output.meta.get("cached_tokens"), output.meta.get("prompt_tokens")
+    if cached is None or prompt is None:
+        return Skip.MISSING
+    sound = _whole(cached) and _whole(prompt) and 0 <= cached <= prompt
+    message = f"{cached} cached of {prompt} prompt tokens"
+    return [] if sound else [output.case("cached_tokens", f"0 to {prompt}", cached, message)]
+
+
+def version_spans(output: Output, rules: Rules) -> Iterable[Case] | Skip:
+    """The spans of weight versions cover the output without gap or overlap."""
+    spans, count = output.meta.get("weight_versions"), _count(output)
+    if not isinstance(spans, list) or count is None:
+        return Skip.MISSING
+    edges = [(span.get("start"), span.get("end")) for span in spans if isinstance(span, dict)]
+    starts, ends = [0, *(end for _, end in edges[:-1])], [start for start, _ in edges]
+    sound = bool(edges) and starts == ends and edges[-1][1] == count
+    message = f"weight versions cover {edges} of {count} tokens"
+    return [] if sound else [output.case("weight_versions", [0, count], edges, message)]
+
+
+def prompt_logprobs(output: Output, rules: Rules) -> Iterable[Case] | Skip:
+    """With `logprob_start_len` 0 every prompt token has a log-prob, under its own id, except the first."""
+    triples = output.meta.get("input_token_logprobs")
+    start = output.exchange.request.get("logprob_start_len")
+    if start != 0:
+        return Skip.UNCONCERNED
+    if not isinstance(triples, list) or not isinstance(output.prompt, list):
+        return Skip.MISSING
+    ids = [item[1] if isinstance(item, list) and len(item) > 1 else None for item in triples]
+    message = f"{len(ids)} prompt log-probs for {len(output.prompt)} prompt tokens, or under other ids"
+    return iter(
+        [] if ids == output.prompt else [output.case("input_token_logprobs", output.prompt[:8], ids[:8], message)]
+    )
+
+
+def empty_output(output: Output, rules: Rules) -> Iterator[Case]:
+    """An output without tokens was aborted or asked for none."""
+    if _count(output) == 0 and output.finish.get("type") != "abort" and output.params.get("max_new_tokens") != 0:
+        yield output.case("output_ids", "at least 1 token", 0, f"no tokens, finished by {output.finish.get('type')}")
+
+
+ExchangeRule = Callable[[Exchange, str, Rules], Iterable[Case] | Skip]
+OutputRule = Callable[[Output, Rules], Iterable[Case] | Skip]
