@@ -22,8 +22,9 @@ from parity.findings import Finding, Level, Status, Where
 from parity.samples import SCHEMA, Rollout
 from rollout_patch import Post
 
-ARM_SPECIFIC = ("arm", "engine_id", "cached_tokens", "extra")
-"""Sample fields that may differ between arms that sampled the same: how it was asked, who answered, what was cached."""
+ARM_SPECIFIC = ("arm", "engine_id", "cached_tokens", "weight_versions", "extra")
+"""Sample fields that may differ between arms that sampled the same: how it was asked, who answered, what was cached, and
+the label of the weights, which names the run (the contract holds each run to its own label)."""
 
 COMPARED = (
     "prompt_ids",
@@ -39,7 +40,6 @@ COMPARED = (
     "text",
     "finish_reason",
     "response_length",
-    "weight_versions",
     "status",
     "loss_mask",
     "reward",
