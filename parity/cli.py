@@ -54,6 +54,9 @@ def cli() -> None:
 )
 @click.option("--experiment", type=click.Choice(ARMS), default="native", show_default=True, help="The arm in question.")
 @click.option("--engine", default="embedded", show_default=True, help="embedded, sglang, or the URL of a deployment.")
+@click.option(
+    "--control", is_flag=True, help="Allow weight updates on a deployment at a URL; it must see this file system."
+)
 @click.option("--task", default="arithmetic", show_default=True, help="The task that the policy is trained on.")
 @click.option(
     "--design",

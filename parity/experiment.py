@@ -34,6 +34,7 @@ class ExperimentConfig:
         experiment: The arm in question.
         task: The task's name.
         engine: ``embedded``, ``sglang``, or the URL of a deployment.
+        control: Whether weights may be pushed to a deployment at a URL, which training needs.
         designs: Which of `DESIGNS` to run, in order; empty: twin then paired where the engine can seed, else replay
             then paired.
         seeds: Number of paired seeds.
@@ -48,6 +49,7 @@ class ExperimentConfig:
     experiment: str
     task: str = "arithmetic"
     engine: str = "embedded"
+    control: bool = False
     designs: tuple[str, ...] = ()
     seeds: int = 3
     steps: int = 40
@@ -73,6 +75,8 @@ class ExperimentConfig:
         for name in ("seeds", "steps", "twin_steps"):
             if getattr(self, name) < 1:
                 raise UsageError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(self, name)}")
+        if "://" in self.engine and not self.control:
+            raise UsageError(f"training pushes weights to {self.engine}: allow it with --control")
         planting(self.plants)
         get_task(self.task)
 

@@ -119,7 +119,13 @@ def run_experiment(
         task = get_task(config.task)
         watcher.note(f"policy: warm start on {task.name}")
         policy = warm_start(task, cache)
-        engine = open_engine(config.engine, policy, out / "logs", progress=_start_progress(config.engine, watcher))
+        engine = open_engine(
+            config.engine,
+            policy,
+            out / "logs",
+            control=config.control,
+            progress=_start_progress(config.engine, watcher),
+        )
         try:
             asyncio.run(_run_pairs(config, out, task, policy, engine, watcher, resume))
         finally:
