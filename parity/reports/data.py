@@ -56,15 +56,17 @@ def render(report: Report) -> bytes:
         "marks": [asdict(mark) for mark in report.marks],
         "provenance": asdict(report.provenance),
     }
-    return orjson.dumps(_plain(document), option=orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_NUMPY) + b"\n"
+    return orjson.dumps(plain(document), option=orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_NUMPY) + b"\n"
 
 
-def _plain(value: Any) -> Any:
-    """The same value with every number that JSON lacks as text, and keys as text."""
+def plain(value: Any) -> Any:
+    """The same value with every number that JSON lacks as text, keys as text, and ``?`` for what is no character."""
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, str):
+        return value.encode(errors="replace").decode()
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
-        return [_plain(item) for item in value]
+        return {plain(str(key)): plain(item) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, bytes):
+        return [plain(item) for item in value]
     return value

@@ -9,6 +9,7 @@ import orjson
 
 from parity.findings import Finding, Level, Status
 from parity.reports import text
+from parity.reports.data import plain
 from parity.reports.document import Mark, Report, RunOutcome
 from parity.reports.plots import Picture
 
@@ -18,9 +19,9 @@ LIMIT = 64_000
 _CELL = 400
 _LISTED = 20
 _LONG = 6_000
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]+")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]+")
 _MARKUP = re.compile(r"([\\`*{}\[\]|~$]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9]))")
-_AUTOLINK = re.compile(r"(@|#|://|\bwww)", re.IGNORECASE)
+_AUTOLINK = re.compile(r"@|#|:(?=//)|\bwww", re.IGNORECASE)
 _BREAK = "&#8203;"
 
 
@@ -30,9 +31,9 @@ def render(report: Report, pictures: Sequence[Picture]) -> str:
     Everything that another program or a model wrote is escaped. Long lists are cut, and say how many entries they lack;
     report.json holds them all.
     """
-    head = [
+    blocks = [
         f"# Rollout parity: {report.verdict.verdict.value}",
-        f"**{escape(text.headline(report))}**",
+        f"**{escape(text.headline(report)).strip()}**",
         "\n".join(f"- {escape(reason)}" for reason in report.verdict.reasons),
         "## The eight metrics",
         _table(text.COLUMNS, [text.row_cells(row) for row in report.rows]),
@@ -51,8 +52,17 @@ def render(report: Report, pictures: Sequence[Picture]) -> str:
         "## How to reproduce",
         *_reproduce(report),
     ]
-    body = "\n\n".join(head) + "\n"
+    body = "\n\n".join(_fit(blocks)) + "\n"
     return body + _all_findings(report.findings, LIMIT - len(body.encode()))
+
+
+def _fit(blocks: Sequence[str]) -> list[str]:
+    """The blocks, the longest replaced by a sentence one after the other until all are within the limit."""
+    fitting = list(blocks)
+    while sum(len(block.encode()) + 2 for block in fitting) > LIMIT:
+        longest = max(range(len(fitting)), key=lambda place: len(fitting[place].encode()))
+        fitting[longest] = "Left out for its length; report.json has it."
+    return fitting
 
 
 def escape(value: object) -> str:
@@ -65,6 +75,7 @@ def escape(value: object) -> str:
 
 def fenced(content: str, language: str = "") -> str:
     """Text as a code block whose fence no run of backticks in the text can close."""
+    content = content.encode(errors="replace").decode()
     content = content if len(content) <= _LONG else f"{content[:_LONG]}\n… (whole in report.json)"
     fence = "`" * max(3, 1 + max((len(run) for run in re.findall(r"`+", content)), default=0))
     return f"{fence}{language}\n{content}\n{fence}"
@@ -167,10 +178,10 @@ def _reproduce(report: Report) -> list[str]:
         *(("counted", f"{count:,} {name}") for name, count in report.counts.items()),
         *(("version", f"{name} {version}") for name, version in source.versions.items()),
     ]
-    config = orjson.dumps(source.config, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS).decode()
+    config = orjson.dumps(plain(source.config), option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS).decode()
     return [
         fenced("\n".join(source.commands) or "# command not recorded", "sh"),
-        _table(("what", "value"), rows[: 3 * _LISTED]),
+        _table(("what", "value"), rows),
         _details("Configuration", fenced(config, "json")),
     ]
 

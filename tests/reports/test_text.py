@@ -1,0 +1,105 @@
+"""Numbers and sentences, and what a terminal shows."""
+
+from __future__ import annotations
+
+import io
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+from parity.findings import Finding, Level, Severity, Status, Where
+from parity.reports import text
+from parity.reports.terminal import print_report
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (None, "not compared"),
+        (math.nan, "NaN"),
+        (math.inf, "+inf"),
+        (-math.inf, "-inf"),
+        (0.0, "0"),
+        (-0.0, "0"),
+        (1e-17, "1.000e-17"),
+        (0.00012344, "0.0001234"),
+        (0.75617, "0.7562"),
+        (512.0, "512"),
+        (9999.7, "10,000"),
+        (123456.7, "123,457"),
+        (20480, "20,480"),
+        (1e300, "1.000e+300"),
+        (-2.5, "-2.5"),
+    ],
+)
+def test_numbers_have_four_significant_digits(value, shown):
+    assert text.number(value) == shown
+
+
+@settings(derandomize=True)
+@given(st.floats(allow_nan=True, allow_infinity=True))
+def test_only_zero_reads_as_zero(value):
+    shown = text.number(value)
+    assert (shown == "0") == (value == 0)
+    if math.isfinite(value):
+        assert float(shown.replace(",", "")) == pytest.approx(value, rel=5.1e-4)
+        assert text.number(value, signed=True).lstrip("+") == shown
+
+
+def test_a_warning_is_no_failure_in_words():
+    warning = Finding("row_order", Level.CONTRACT, Status.FAIL, "out of order", severity=Severity.WARNING)
+    failure = Finding("row_order", Level.CONTRACT, Status.FAIL, "out of order", Where(rollout_id=3))
+    assert text.outcome(warning) == "L0 warning"
+    assert text.outcome(failure) == "L0 fail at step 3"
+
+
+def test_a_verdict_without_evidence_is_inconclusive_and_names_the_rungs(build):
+    said = text.headline(build(findings=[]))
+    assert said.startswith(
+        "INCONCLUSIVE: native against per-sample: L0 contract (0 of 0 findings compared): not compared"
+    )
+
+
+def test_parity_says_when_training_is_inconclusive(report, build):
+    more = Finding(
+        "training_parity", Level.TRAINING, Status.INCONCLUSIVE, "4 more runs an arm", Where(field="train/loss")
+    )
+    said = text.headline(build(findings=[*report.findings, more]))
+    assert said.startswith("PARITY")
+    assert said.endswith("L3 training, which can only falsify that: inconclusive.")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"), [(None, "not recorded"), (2.345, "2.35 s"), (80, "1 min 20 s"), (3725, "1 h 2 min 5 s")]
+)
+def test_durations(seconds, shown):
+    assert text.duration(seconds) == shown
+
+
+def printed(report, **options) -> str:
+    stream = io.StringIO()
+    print_report(report, Console(file=stream, width=200, **options))
+    return stream.getvalue()
+
+
+def test_a_terminal_shows_the_rows_in_order_and_ends_with_the_verdict(report):
+    shown = printed(report)
+    places = [shown.index(f"│ {row.name}") for row in report.rows]
+    assert places == sorted(places)
+    assert "PARITY: native equals per-sample by L0 contract" in shown.rstrip().splitlines()[-1]
+    assert "\x1b" not in shown
+
+
+def test_colour_is_left_out_when_the_user_wants_none(report, monkeypatch):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert "\x1b[1;32m" in printed(report, force_terminal=True, color_system="standard")
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "32m" not in printed(report, force_terminal=True, color_system="standard")
+
+
+def test_markup_in_a_message_is_text_on_a_terminal(report, build):
+    fault = Finding("reward_recomputed", Level.CONTRACT, Status.FAIL, "[red]not[/red] [/] markup")
+    assert "[red]not[/red] [/] markup" in printed(build(findings=[*report.findings, fault]))
