@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import comb
+from math import ceil, comb
 
 import numpy as np
 from scipy import stats
@@ -193,7 +193,7 @@ def tost_power(runs: int, sigma: float, margin: float, difference: float = 0.0) 
         return 0.0
     freedom = 2 * runs - 2
     error = sigma * np.sqrt(2 / runs)
-    levels = (np.arange(2000) + 0.5) / 2000
+    levels = (np.arange(200) + 0.5) / 200
     estimated = error * np.sqrt(stats.chi2.ppf(levels, freedom) / freedom)
     room = margin - stats.t.ppf(1 - ALPHA, freedom) * estimated
     inside = stats.norm.cdf((room - difference) / error) - stats.norm.cdf((-room - difference) / error)
@@ -204,18 +204,11 @@ def runs_needed(sigma: float, margin: float) -> int | None:
     """The fewest runs an arm with 80 % power for PARITY if the arms are equal; None without spread or above 1,000."""
     if sigma <= 0:
         return None
-    enough, too_few = 2, 1
-    while tost_power(enough, sigma, margin) < POWER:
-        too_few, enough = enough, enough * 2
-        if enough > MOST_RUNS:
-            return None
-    while enough - too_few > 1:
-        middle = (enough + too_few) // 2
-        if tost_power(middle, sigma, margin) < POWER:
-            too_few = middle
-        else:
-            enough = middle
-    return enough
+    # With the spread known, normal theory gives a number that Student's t can only raise.
+    normal = 2 * ((stats.norm.ppf(1 - ALPHA) + stats.norm.ppf((1 + POWER) / 2)) * sigma / margin) ** 2
+    if normal > MOST_RUNS:
+        return None
+    return next((n for n in range(max(2, ceil(normal)), MOST_RUNS + 1) if tost_power(n, sigma, margin) >= POWER), None)
 
 
 @dataclass(frozen=True, slots=True)
