@@ -26,6 +26,7 @@ BASELINE, EXPERIMENT = "#0072B2", "#D55E00"
 BAND_LEVEL = 0.90
 RUNS_FOR_BAND = 3
 DOTS_PER_INCH = 130
+WIDTH, HEAD, FOOT = 10.0, 0.6, 1.05
 
 CURVE_PANELS = (
     ("rollout/raw_reward", "reward, mean"),
@@ -80,7 +81,11 @@ def _picture(
         return None
     arms = {arm: [run.run for run in runs if run.arm == arm] for arm in (report.baseline, report.experiment)}
     rows = -(-len(shown) // 2)
-    figure = Figure(figsize=(10, 2.5 * rows + 1.0), dpi=DOTS_PER_INCH, layout="constrained")
+    height = HEAD + 2.5 * rows + FOOT
+    figure = Figure(figsize=(WIDTH, height), dpi=DOTS_PER_INCH)
+    # Margins in inches leave the same space for text at any number of rows, without a second pass to solve a layout.
+    figure.subplots_adjust(left=0.075, right=0.985, wspace=0.2, hspace=0.45)
+    figure.subplots_adjust(top=1 - HEAD / height, bottom=FOOT / height)
     axes = figure.subplots(rows, 2, squeeze=False).ravel()
     banded = min(map(len, arms.values())) >= RUNS_FOR_BAND
     for axis, (metric, label) in zip(axes, shown, strict=False):
@@ -92,9 +97,11 @@ def _picture(
             axis.set_ylim(bottom=0)
     for axis in axes[len(shown) :]:
         axis.remove()
-    figure.suptitle(f"{title}: {report.baseline} and {report.experiment}", fontsize=12, fontweight="bold")
+    figure.suptitle(
+        f"{title}: {report.baseline} and {report.experiment}", fontsize=12, fontweight="bold", y=1 - 0.1 / height
+    )
     handles = _legend(report, arms, banded)
-    figure.legend(handles=handles, loc="outside lower center", ncols=min(5, len(handles)), fontsize=9, frameon=False)
+    figure.legend(handles=handles, loc="lower center", ncols=min(5, len(handles)), fontsize=9, frameon=False)
     content = io.BytesIO()
     figure.savefig(content, format="png", metadata={"Software": None})
     lacking = [label for metric, label in panels if (metric, label) not in shown]
