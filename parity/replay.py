@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,9 +21,8 @@ from parity.findings import Finding, Level, Status, Where
 from parity.samples import SCHEMA, Rollout
 from rollout_patch import Post
 
-ARM_SPECIFIC = ("arm", "engine_id", "cached_tokens", "weight_versions", "extra")
-"""Sample fields that may differ between arms that sampled the same: how it was asked, who answered, what was cached, and
-the label of the weights, which names the run (the contract holds each run to its own label)."""
+ARM_SPECIFIC = ("arm", "engine_id", "cached_tokens", "extra")
+"""Sample fields that may differ between arms that sampled the same: how it was asked, who answered, what was cached."""
 
 COMPARED = (
     "prompt_ids",
@@ -40,12 +38,15 @@ COMPARED = (
     "text",
     "finish_reason",
     "response_length",
+    "weight_versions",
     "status",
     "loss_mask",
     "reward",
     "advantage",
 )
-"""Sample fields that must be equal bit for bit, causes before effects."""
+"""Sample fields that must be equal bit for bit, causes before effects.
+
+Weight versions are compared by which samples share one: each run may name its own."""
 
 TIMED = ("perf/",)
 """Prefixes of metrics that measure time, and so are no evidence of replay; neither is the cache's hit rate."""
@@ -53,17 +54,6 @@ TIMED = ("perf/",)
 ARM_SPECIFIC_METRICS = ("rollout/prefix_cache_hit_rate", "rollout/avg_cached_tokens_per_sample")
 
 _Keys = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class _Difference:
-    """One difference; sorts by where it comes first: step, samples before metrics, group, slot, field."""
-
-    order: tuple[float, int, int, int, int]
-    where: Where
-    expected: Any
-    observed: Any
-    what: str
 
 
 def compare_twins(
@@ -101,7 +91,16 @@ _LAST = (float("inf"), 0, 0, 0, 0)
 
 def _sorted(rollout: Rollout) -> Rollout:
     order = [("rollout_id", "ascending"), ("group_index", "ascending"), ("index", "ascending")]
-    return Rollout(rollout.table.sort_by(order).combine_chunks())
+    table = rollout.table.sort_by(order).combine_chunks()
+    place = table.column_names.index("weight_versions")
+    versions = pa.array(_renamed(table.column(place).to_pylist()), SCHEMA.field(place).type)
+    return Rollout(table.set_column(place, SCHEMA.field(place), versions))
+
+
+def _renamed(rows: Iterable[Sequence[str] | None]) -> list[list[str] | None]:
+    """Weight versions numbered in the order in which a run first has them."""
+    numbers: dict[str, str] = {}
+    return [None if row is None else [numbers.setdefault(name, f"#{len(numbers)}") for name in row] for row in rows]
 
 
 def _keys(rollout: Rollout) -> _Keys:

@@ -35,7 +35,7 @@ def same_prompts(baseline: Side, experiment: Side) -> Outcome:
         experiment,
         "prompt_ids",
         lambda side, row: int(side.prompt_hash[row]) if side.prompt_length[row] != NULL else None,
-        lambda side, row: f"{side.prompt_length[row]} tokens",
+        lambda side, row: f"{side.prompt_length[row]} tokens, CRC-32 {side.prompt_hash[row] & 0xFFFFFFFF:08x}",
         "another prompt",
     )
 

@@ -57,9 +57,7 @@ def row_order(facts: Facts, groups: Groups, rules: Rules) -> Outcome:
 
 def group_prompt(facts: Facts, groups: Groups, rules: Rules) -> Outcome:
     """All samples of a group answer the same prompt ids."""
-    return _shared(
-        facts, groups, "prompt_ids", facts.prompt_hash, facts.prompt_length != NULL, _length(facts.prompt_length)
-    )
+    return _shared(facts, groups, "prompt_ids", facts.prompt_hash, facts.prompt_length != NULL, _prompt(facts))
 
 
 def group_media(facts: Facts, groups: Groups, rules: Rules) -> Outcome:
@@ -165,8 +163,8 @@ def _shared(facts: Facts, groups: Groups, field: str, key: Ints, known: Bools, v
     )
 
 
-def _length(lengths: Ints) -> Callable[[int], str]:
-    return lambda row: f"{lengths[row]} tokens"
+def _prompt(facts: Facts) -> Callable[[int], str]:
+    return lambda row: f"{facts.prompt_length[row]} tokens, CRC-32 {facts.prompt_hash[row] & 0xFFFFFFFF:08x}"
 
 
 def codes_of(values: Objects) -> Ints:

@@ -1,0 +1,137 @@
+"""Valid rollouts and the exchanges that they could have come from, built without any of the code under test."""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from typing import Any
+
+import pytest
+
+from parity.exchanges import Exchange
+from parity.samples import Sample
+
+STOP = 2
+CAP = 40
+VOCABULARY = 200
+HAZARD = 0.05
+
+
+def reward_of(sample: Sample) -> float:
+    """1 for an even number of tokens, else 0: cheap, and a function of the response alone."""
+    return float(len(sample.output_ids or ()) % 2 == 0)
+
+
+def build_samples(
+    seed: int = 0, steps: int = 1, groups: int = 4, n: int = 4, arm: str = "native", cap: int = CAP, words: int = 190
+) -> list[Sample]:
+    """Sound groups: at each place the end with probability 0.05, else one of `words` tokens, alike likely."""
+    rng = random.Random(seed)
+    samples = []
+    for step in range(steps):
+        for group in range(groups):
+            prompt = [rng.randrange(3, VOCABULARY - 2) for _ in range(rng.randint(1, 12))]
+            of_group = [_build_sample(rng, step, group, slot, prompt, arm, cap, words) for slot in range(n)]
+            rewards = [reward_of(sample) for sample in of_group]
+            deviation = statistics.stdev(rewards) if n > 1 else 0.0
+            for sample, reward in zip(of_group, rewards, strict=True):
+                sample.reward = reward
+                sample.advantage = (reward - statistics.fmean(rewards)) / (deviation + 1e-6)
+            samples += of_group
+    return samples
+
+
+def _build_sample(
+    rng: random.Random, step: int, group: int, slot: int, prompt: list[int], arm: str, cap: int, words: int
+) -> Sample:
+    output: list[int] = []
+    logprobs: list[float] = []
+    while len(output) < cap and output[-1:] != [STOP]:
+        stops = rng.random() < HAZARD
+        output.append(STOP if stops else rng.randrange(3, 3 + words))
+        logprobs.append(math.log(HAZARD if stops else (1 - HAZARD) / words))
+    length, stopped = len(output), output[-1] == STOP
+    return Sample(
+        group,
+        slot,
+        rollout_id=step,
+        prompt_ids=list(prompt),
+        output_ids=output,
+        logprobs=logprobs,
+        text=" ".join(map(str, output)),
+        finish_reason="stop" if stopped else "length",
+        status="completed" if stopped else "truncated",
+        loss_mask=[1] * length,
+        response_length=length,
+        max_new_tokens=cap,
+        weight_versions=[f"v{step}"],
+        sampling_seed=1000 * step + 100 * group + slot,
+        temperature=1.0,
+        top_p=1.0,
+        top_k=-1,
+        prompt_tokens=len(prompt),
+        cached_tokens=len(prompt) - 1,
+        arm=arm,
+        engine_id="engine-0",
+        extra={"prompt": " ".join(map(str, prompt))},
+    )
+
+
+def build_output(sample: Sample) -> dict[str, Any]:
+    """What the engine answered for one sample."""
+    output, logprobs, prompt = sample.output_ids or [], sample.logprobs or [], sample.prompt_ids or []
+    length = len(output)
+    finish = {"stop": {"type": "stop", "matched": STOP}, "length": {"type": "length", "length": length}}
+    version = (sample.weight_versions or [""])[0]
+    return {
+        "text": sample.text,
+        "output_ids": list(output),
+        "meta_info": {
+            "id": f"{sample.rollout_id}-{sample.group_index}-{sample.index}",
+            "finish_reason": finish[sample.finish_reason or "stop"],
+            "prompt_tokens": len(prompt),
+            "cached_tokens": len(prompt) - 1,
+            "completion_tokens": length,
+            "weight_version": version,
+            "weight_versions": [{"version": version, "start": 0, "end": length}],
+            "output_token_logprobs": [[p, token, None] for p, token in zip(logprobs, output, strict=True)],
+        },
+    }
+
+
+def build_exchanges(samples: Sequence[Sample]) -> list[Exchange]:
+    """The exchanges that the samples came from, by the arm that they name."""
+    exchanges = []
+    for (step, group), rows in groupby(samples, lambda sample: (sample.rollout_id, sample.group_index)):
+        of_group = list(rows)
+        arm, prompt = of_group[0].arm, of_group[0].prompt_ids
+        outputs = [build_output(sample) for sample in of_group]
+        params: dict[str, Any] = {"max_new_tokens": of_group[0].max_new_tokens, "temperature": 1.0}
+        asked: list[tuple[Any, dict[str, Any], Any]] = {
+            "native": [(prompt, {**params, "n": len(outputs)}, outputs if len(outputs) > 1 else outputs[0])],
+            "batched": [([prompt] * len(outputs), params, outputs)],
+            "per-sample": [(prompt, params, output) for output in outputs],
+        }[arm or ""]
+        for ids, sampling, response in asked:
+            request = {"input_ids": ids, "sampling_params": sampling, "return_logprob": True}
+            place = {"rollout_id": step, "group_index": group, "arm": arm, "sent_at": float(len(exchanges))}
+            exchanges.append(Exchange(request, 200, response, **place))
+    return exchanges
+
+
+@pytest.fixture
+def valid_samples() -> Callable[..., list[Sample]]:
+    return build_samples
+
+
+@pytest.fixture
+def valid_exchanges() -> Callable[[Sequence[Sample]], list[Exchange]]:
+    return build_exchanges
+
+
+@pytest.fixture
+def parity_reward() -> Callable[[Sample], float]:
+    return reward_of
