@@ -13,8 +13,10 @@ from parity.errors import InputError
 from parity.findings import Finding, Judgement, Level, Status, judge, status_of_level
 from parity.metrics import AlignedRuns, RunCurves, align, curves_of_run, late_mean
 from parity.provenance import config_hash
+from parity.statistics.collapse import detect_collapse
 
 STEP_TIME = "perf/step_time"
+REWARD = "rollout/raw_reward"
 FINISH_REASON_METRIC = "rollout/finish_reason/"
 MARKED_EVENTS = ("engine_restart", "resume", "abort")
 COST_METRICS = (
@@ -228,7 +230,7 @@ ROW_RULES = (
         ("finish_reason", "finish_stop", "finish_length", "exchange_finish_reason", "arms_finish_reasons"),
         ("finish_reason", "rollout/truncated_ratio"),
     ),
-    RowRule("reward", "rollout/raw_reward", "mean", ("reward_recomputed", "reward_missing"), ("reward",)),
+    RowRule("reward", REWARD, "mean", ("reward_recomputed", "reward_missing"), ("reward",)),
     RowRule("advantage", "rollout/advantages", "mean", ("advantage_recomputed",), ("advantage",)),
     RowRule("loss", "train/loss", "mean", (), ()),
     RowRule("grad norm", "train/grad_norm", "mean", (), ()),
@@ -273,7 +275,7 @@ def build_report(experiment: Mapping[str, Any], runs: Sequence[RunRecord], findi
         compared_design=design,
         compared_runs={side: tuple(of_arm) for side, of_arm in zip((baseline, arm), compared, strict=True)},
         curves=curves,
-        marks=tuple(mark for run in ordered for mark in _marks(run, findings)),
+        marks=tuple(mark for run in ordered for mark in _marks(run, curves[run.name])),
         cost=tuple(_cost(name, metric, curves, compared) for name, metric in COST_METRICS),
         outcomes=tuple(_outcome(run, curves[run.name]) for run in ordered),
         counts=_counts(ordered),
@@ -366,19 +368,17 @@ def _cost(name: str, metric: str, curves: Mapping[str, RunCurves], names: Sequen
     return CostRow(name, metric, baseline, experiment)
 
 
-def _marks(run: RunRecord, findings: Sequence[Finding]) -> list[Mark]:
-    """What its events and the findings about its collapse say of a run, in order of steps."""
+def _marks(run: RunRecord, curves: RunCurves) -> list[Mark]:
+    """What its events say of a run, and where its reward collapsed, in order of steps."""
     marks = [
         Mark(run.name, event["step"], str(event["event"]), str(event.get("message") or ""))
         for event in run.events
         if event.get("event") in MARKED_EVENTS and isinstance(event.get("step"), int)
     ]
-    collapses = [
-        Mark(run.name, finding.where.rollout_id, "collapse", finding.message)
-        for finding in findings
-        if finding.check == "collapse" and finding.where.run == run.name and finding.where.rollout_id is not None
-    ]
-    return sorted(marks + collapses, key=lambda mark: mark.step)
+    onset = detect_collapse(curves[REWARD]).onset if REWARD in curves else None
+    if onset is not None:
+        marks.append(Mark(run.name, onset, "collapse", "the reward's running median stays below half of its peak"))
+    return sorted(marks, key=lambda mark: mark.step)
 
 
 def _outcome(run: RunRecord, curves: RunCurves) -> RunOutcome:

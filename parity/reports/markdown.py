@@ -34,7 +34,7 @@ def render(report: Report, pictures: Sequence[Picture]) -> str:
     blocks = [
         f"# Rollout parity: {report.verdict.verdict.value}",
         f"**{escape(text.headline(report)).strip()}**",
-        "\n".join(f"- {escape(reason)}" for reason in report.verdict.reasons),
+        _list(report.verdict.reasons),
         "## The eight metrics",
         _table(text.COLUMNS, [text.row_cells(row) for row in report.rows]),
         _sentence(text.basis(report), *dict.fromkeys(note for row in report.rows for note in row.notes)),
@@ -90,25 +90,24 @@ def _sentence(*parts: str) -> str:
     return " ".join(escape(part) for part in parts)
 
 
-def _cut(rows: Sequence[Sequence[object]]) -> tuple[Sequence[Sequence[object]], list[str]]:
-    """The first rows, and how many are left out where some are."""
-    left = len(rows) - _LISTED
-    return rows[:_LISTED], [f"{left} more are in report.json."] if left > 0 else []
+def _list(items: Sequence[str], most: int = _LISTED) -> str:
+    """The first items as a list, and how many are left out where some are."""
+    left = len(items) - most
+    return "\n".join(f"- {item}" for item in [*map(escape, items[:most]), *_left_out(left)])
+
+
+def _left_out(number: int) -> list[str]:
+    return [f"{number} more are in report.json"] if number > 0 else []
 
 
 def _ladder(report: Report) -> str:
-    def strongest(finding: Finding | None) -> str:
-        if finding is None:
-            return "no finding"
-        return f"{finding.check}{text.at(finding)}: {finding.message}"
-
     rows = [
         (
             f"{rung.level.rung} {rung.level.value}",
             text.QUESTIONS[rung.level],
             text.status(rung.status),
             f"{rung.compared} of {rung.total}",
-            strongest(rung.strongest),
+            text.said(rung.strongest) if rung.strongest else "no finding",
         )
         for rung in report.ladder
     ]
@@ -119,20 +118,16 @@ def _performance(report: Report) -> list[str]:
     columns = ("", report.baseline, report.experiment, f"{report.experiment} / {report.baseline}")
     measured = [finding for finding in report.findings if finding.level is Level.COST]
     table = _table([escape(column) for column in columns], [text.cost_cells(row) for row in report.cost])
-    said = [f"- {escape(f'{finding.check}, {text.status(finding.status)}: {finding.message}')}" for finding in measured]
-    return [table, "\n".join(said[:_LISTED]) or "No cost was tested."]
+    said = [f"{text.status(finding.status)}, {text.said(finding)}" for finding in measured]
+    return [table, _list(said) or "No cost was tested."]
 
 
 def _not_compared(report: Report) -> str:
-    rows = [f"- the row {escape(row.name)}: no values" for row in report.rows if not row.baseline]
-    rows += [f"- the row {escape(row.name)}: no finding tests it" for row in report.rows if not row.findings]
-    rows += [
-        f"- {finding.level.rung} {escape(f'{finding.check}: {finding.message}')}" for finding in report.not_compared
-    ]
-    rows += [f"- {rung.level.rung} {rung.level.value}: no finding" for rung in report.ladder if not rung.total]
-    left = len(rows) - 2 * _LISTED
-    more = [f"- {left} more are in report.json"] if left > 0 else []
-    return "\n".join(rows[: 2 * _LISTED] + more) or "Every finding compared something."
+    items = [f"the row {row.name}: no values" for row in report.rows if not row.baseline]
+    items += [f"the row {row.name}: no finding tests it" for row in report.rows if not row.findings]
+    items += [f"{rung.level.rung} {rung.level.value}: no finding" for rung in report.ladder if not rung.total]
+    items += [f"{finding.level.rung} {text.said(finding)}" for finding in report.not_compared]
+    return _list(items, 2 * _LISTED) or "Every finding compared something."
 
 
 def _outcomes(report: Report) -> list[str]:
@@ -153,9 +148,10 @@ def _outcomes(report: Report) -> list[str]:
         "time in steps",
         "memory at the end",
     )
-    rows, more = _cut([cells(run) for run in report.outcomes])
-    marks = [f"- {escape(mark.run)}, step {mark.step}: {escape(_event(mark))}" for mark in report.marks]
-    return [_table(columns, rows) if rows else "No run.", *more, *(["\n".join(marks[:_LISTED])] if marks else [])]
+    rows = [cells(run) for run in report.outcomes]
+    more = _left_out(len(rows) - _LISTED)
+    marks = [f"{mark.run}, step {mark.step}: {_event(mark)}" for mark in report.marks]
+    return [_table(columns, rows[:_LISTED]) if rows else "No run.", *more, *([_list(marks)] if marks else [])]
 
 
 def _event(mark: Mark) -> str:

@@ -44,8 +44,7 @@ def headline(report: Report) -> str:
     failed = next((rung for rung in deciding if rung.status is Status.FAIL), None)
     if failed and failed.strongest:
         rung = f"{failed.level.rung} {failed.level.value}"
-        first = f"{failed.strongest.check}{at(failed.strongest)}: {failed.strongest.message}"
-        return f"DIFFERENT: {report.experiment} differs from {report.baseline}, by {rung}, {first}"
+        return f"DIFFERENT: {report.experiment} differs from {report.baseline}, by {rung}, {said(failed.strongest)}"
     if report.verdict.verdict is Verdict.PARITY:
         lower = [rung for rung in deciding if rung.level is not Level.TRAINING and rung.status is Status.PASS]
         rests_on = " and ".join(f"{_rung(rung)}, none fails)" for rung in lower)
@@ -63,6 +62,11 @@ def _rung(rung: Rung) -> str:
 def at(finding: Finding) -> str:
     """Where a finding points, as words to append; empty if it speaks of a whole metric or of everything."""
     return f" at {finding.where}" if set(finding.where.to_json()) - {"field"} else ""
+
+
+def said(finding: Finding) -> str:
+    """A finding in full: its check, where it points, and its message."""
+    return f"{finding.check}{at(finding)}: {finding.message.removeprefix(f'{finding.check}: ')}"
 
 
 def basis(report: Report) -> str:
@@ -110,7 +114,7 @@ def how_tested(finding: Finding) -> str:
     evidence = finding.evidence
     named = "equal bit for bit" if finding.level is Level.REPLAY else finding.check.replace("_", " ")
     method = str(evidence.get("method") or named)
-    parts = [f"{method} of the {evidence['summary']}" if "summary" in evidence else method]
+    parts = [str(evidence["summary"]), method] if "summary" in evidence else [method]
     if isinstance(evidence.get("margin"), (int, float)):
         parts.append(f"margin ±{number(evidence['margin'])}")
     level = 90 if "margin" in evidence and finding.status is not Status.FAIL else 95

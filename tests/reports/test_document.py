@@ -159,11 +159,13 @@ def test_how_runs_ended_is_counted_from_their_events(build):
     assert [(mark.kind, mark.step) for mark in built.marks] == [("engine_restart", 1), ("resume", 1)]
 
 
-def test_a_collapse_that_a_finding_locates_is_marked(build):
-    where = Where("native-seed1", 30, field="rollout/raw_reward")
-    collapse = Finding("collapse", Level.TRAINING, Status.FAIL, "reward fell by 0.4", where)
-    marks = build(findings=[collapse]).marks
-    assert [(mark.run, mark.step, mark.kind) for mark in marks] == [("native-seed1", 30, "collapse")]
+def test_a_collapse_is_marked_where_the_reward_falls_and_stays_down_and_a_dip_is_not():
+    healthy = [0.5 + 0.01 * step for step in range(40)]
+    collapsed = [*healthy[:25], *[0.05] * 15]
+    dipped = [*healthy[:25], 0.05, *healthy[26:]]
+    marks = two_arms("rollout/raw_reward", (healthy, collapsed), (healthy, dipped)).marks
+    assert [(mark.run, mark.kind) for mark in marks] == [("paired-native-0", "collapse")]
+    assert 25 <= marks[0].step <= 28
 
 
 def test_the_config_hash_follows_the_config_and_nothing_else(build):
