@@ -4,9 +4,10 @@
     sampling.py       logits → tokens and log-probs, reproducible whatever else is in the batch
     model.py          the forward pass over a slab of key-value rows
     prefix_cache.py   prompts computed before
+    rows.py           the table of running sequences
     scheduler.py      continuous batching: one thread that owns model, slab and cache
     server.py         the HTTP face
 
-Seeded sampling is batch-invariant: with `sampling_seed`, a response depends on the prompt, the weights, the seed and the
-sampling parameters alone. Sample i (from 0) of a request with n > 1 takes sampling_seed + i.
+Seeded sampling is batch-invariant: with `sampling_seed`, a response depends on the prompt, the weights, the seed and
+the sampling parameters alone. Sample i (from 0) of a request with n > 1 takes sampling_seed + i.
 """

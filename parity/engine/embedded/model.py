@@ -1,7 +1,7 @@
 """A Qwen2 checkpoint in float64, run by transformers over a slab of key-value rows.
 
-The slab has shape (layers, 2, rows, kv_heads, columns, head_dim): row r, column p holds the keys (0) and values (1) of position p of
-the sequence in row r. Active rows are the first ones, so that a step reads views of it, never copies.
+The slab has shape (layers, 2, rows, kv_heads, columns, head_dim): row r, column p holds the keys (0) and values (1)
+of position p of the sequence in row r. Active rows are the first ones, so that a step reads views of it, never copies.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ class Model:
     def __init__(self, path: Path) -> None:
         self.config = _read_config(path)
         try:
-            self._lm: Any = AutoModelForCausalLM.from_pretrained(
+            model: Any = AutoModelForCausalLM.from_pretrained(
                 path, attn_implementation=_ATTENTION, local_files_only=True
-            ).double()
+            )
         except (OSError, ValueError, RuntimeError) as error:
             raise CheckpointError(f"{path}: {error}") from error
-        self._lm.eval().requires_grad_(False)
+        self._lm: Any = model.double().eval().requires_grad_(False)
         _check_finite(self._lm.state_dict(), path)
         self.context_length: int = self.config.max_position_embeddings
         self.vocabulary_size: int = self.config.vocab_size
@@ -70,7 +70,8 @@ class Model:
         self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
 
     def _keep_float64(self) -> None:
-        # transformers' RMSNorm and rotary embedding round through float32, which would lift the effect of the batch's shape to 1e-7.
+        # transformers' RMSNorm and rotary embedding round through float32, which would lift the effect of the batch's
+        # shape to 1e-7.
         for name, module in list(self._lm.named_modules()):
             if type(module).__name__.endswith("RMSNorm"):
                 norm = nn.RMSNorm(module.weight.shape, eps=module.variance_epsilon, dtype=torch.float64)
@@ -87,10 +88,11 @@ class Model:
 
     @torch.inference_mode()
     def forward(self, ids: torch.Tensor, positions: torch.Tensor, slab: torch.Tensor) -> torch.Tensor:
-        """Hidden states (B, S, hidden) of tokens (B, S) at positions (B, S) of the slab's first B rows, which it writes to.
+        """Hidden states (B, S, hidden) of tokens (B, S) at positions (B, S) of the slab's first B rows.
 
-        Each token sees the columns up to its own position; a token at a position that the sequence does not reach (padding)
-        writes a column that nobody reads before it is written again.
+        Their keys and values are written there. Each token sees the columns up to its own position; a token at a
+        position that the sequence does not reach (padding) writes a column that nobody reads before it is written
+        again.
         """
         visible = int(positions.max()) + 1
         hidden_columns = torch.arange(visible)[None, None, None, :] > positions[:, None, :, None]
@@ -116,7 +118,8 @@ class Model:
         """Takes the weights of another checkpoint of the same shape; on an error the old weights are untouched.
 
         Raises:
-            CheckpointError: The directory holds no safetensors checkpoint, or one of another shape, or a weight is not finite.
+            CheckpointError: The directory holds no safetensors checkpoint, or one of another shape, or a weight is
+            not finite.
         """
         _same_shape(self.config, _read_config(path), path)
         own = self._lm.state_dict()
@@ -179,7 +182,7 @@ def _attention(
     scaling: float,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Grouped-query attention (Ainslie et al. 2023) without repeating keys and values: the queries of a group share one product."""
+    """Grouped-query attention (Ainslie et al. 2023): the queries of a group share one product with its keys."""
     batch, heads, steps, width = query.shape
     kv_heads, columns = key.shape[1:3]
     grouped = query.reshape(batch * kv_heads, -1, width) * scaling
@@ -196,7 +199,7 @@ def _read_config(path: Path) -> PretrainedConfig:
     if not (path / "config.json").is_file():
         raise CheckpointError(f"{path}: no config.json there")
     try:
-        config = AutoConfig.from_pretrained(path, local_files_only=True)
+        config: PretrainedConfig = AutoConfig.from_pretrained(path, local_files_only=True)
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path}: {error}") from error
     if config.model_type != "qwen2":

@@ -11,7 +11,7 @@ Tokens = tuple[int, ...]
 
 
 class PrefixCache:
-    """At most `capacity` bytes of key-value tensors (layers, 2, kv_heads, tokens, head_dim); the least recently used go first."""
+    """At most `capacity` bytes of (layers, 2, kv_heads, tokens, head_dim) tensors; the least recently used go first."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -31,7 +31,7 @@ class PrefixCache:
         return length, self._entries[best]
 
     def insert(self, tokens: Tokens, kv: torch.Tensor) -> None:
-        """Holds a copy of the keys and values of `tokens`, unless they are held already or exceed the capacity alone."""
+        """Holds a copy of the keys and values of `tokens`, unless held already or larger than the capacity."""
         size = kv.numel() * kv.element_size()
         if size > self.capacity or self.match(tokens)[0] == len(tokens):
             return

@@ -1,7 +1,7 @@
-"""A `/generate` body to the sequences it asks for, and a finished sequence to a response item: pure, and SGLang 0.5.23's in every word.
+"""A `/generate` body to the sequences it asks for, and a finished sequence to a response item, as SGLang 0.5.23 has them.
 
-Two families of refusal, as there: a body of the wrong types gives `{"error": "<text>"}` in serde's words, a body whose values make no
-sense gives `{"error": {"message": "<text>"}}`; both with status 400.
+Two families of refusal, as there: a body of the wrong types gives `{"error": "<text>"}` in serde's words, a body
+whose values make no sense gives `{"error": {"message": "<text>"}}`; both with status 400.
 """
 
 from __future__ import annotations
@@ -20,10 +20,35 @@ MAX_STOP_STRINGS = 32
 MAX_TOP_LOGPROBS = 1024
 
 _SAMPLING_FIELDS = (
-    "max_new_tokens stop stop_token_ids stop_regex temperature top_p top_k min_p frequency_penalty presence_penalty repetition_penalty "
-    "min_new_tokens n json_schema regex ebnf structural_tag ignore_eos skip_special_tokens spaces_between_special_tokens no_stop_trim "
-    "stream_interval logit_bias sampling_seed custom_params beam_width watermark choice"
-).split()
+    "max_new_tokens",
+    "stop",
+    "stop_token_ids",
+    "stop_regex",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "frequency_penalty",
+    "presence_penalty",
+    "repetition_penalty",
+    "min_new_tokens",
+    "n",
+    "json_schema",
+    "regex",
+    "ebnf",
+    "structural_tag",
+    "ignore_eos",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "no_stop_trim",
+    "stream_interval",
+    "logit_bias",
+    "sampling_seed",
+    "custom_params",
+    "beam_width",
+    "watermark",
+    "choice",
+)
 _INTEGERS = ("max_new_tokens", "top_k", "n", "min_new_tokens", "stream_interval", "sampling_seed", "beam_width")
 _FLOATS = ("temperature", "top_p", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty")
 _BOOLEANS = ("ignore_eos", "skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim")
@@ -47,9 +72,20 @@ _NOT_SERVED: dict[str, tuple[Any, ...]] = {
 _NOT_SERVED_FIELDS: dict[str, tuple[Any, ...]] = {
     name: (None, [], False)
     for name in (
-        "input_embeds image_data video_data audio_data token_ids_logprob return_hidden_states return_text_in_logprobs lora_path "
-        "session_params session_id custom_logit_processor return_sampling_mask return_routed_experts"
-    ).split()
+        "input_embeds",
+        "image_data",
+        "video_data",
+        "audio_data",
+        "token_ids_logprob",
+        "return_hidden_states",
+        "return_text_in_logprobs",
+        "lora_path",
+        "session_params",
+        "session_id",
+        "custom_logit_processor",
+        "return_sampling_mask",
+        "return_routed_experts",
+    )
 }
 
 Tokenize = Callable[[str], list[int]]
@@ -86,8 +122,8 @@ class SamplingParameters:
 class SequenceRequest:
     """One sequence to run.
 
-    `logprob_start` is the first prompt position whose log-prob is asked for, None for none. `shares_prefix` says that it is one of n
-    of its prompt, so that all of the prompt but its last token counts as cached.
+    `logprob_start` is the first prompt position whose log-prob is asked for, None for none. `shares_prefix` says that
+    it is one of n of its prompt, so that all of the prompt but its last token counts as cached.
     """
 
     id: str
@@ -120,8 +156,9 @@ class Limits:
 class Result:
     """A sequence as far as it has come.
 
-    `logprobs` and `prompt_logprobs` are natural logarithms; `top` and `prompt_top` hold one list of (log-prob, id) a token.
-    `finish_reason` is the wire's object, None while the sequence runs. `versions` are (weight version, first token that it made).
+    `logprobs` and `prompt_logprobs` are natural logarithms; `top` and `prompt_top` hold one list of (log-prob, id) a
+    token. `finish_reason` is the wire's object, None while the sequence runs. `versions` are (weight version, first
+    token that it made).
     """
 
     output_ids: tuple[int, ...]
@@ -167,13 +204,11 @@ def parse_generate(body: object, limits: Limits, tokenize: Tokenize, new_id: New
         input_ids = tuple(tokenize(prompt) if isinstance(prompt, str) else prompt)
         _check_prompt(input_ids, params.get("max_new_tokens"), limits)
         sampling = _sampling(params, len(input_ids), limits)
-        return_logprob, start, top = _logprob_options(*logprob_options, len(input_ids))
+        logprob, start, top = _logprob_options(*logprob_options, prompt_tokens=len(input_ids))
         for sample in range(n):
             seeded = sampling if sampling.seed is None else replace(sampling, seed=sampling.seed + sample)
             sequences.append(
-                SequenceRequest(
-                    ids[index * n + sample], input_ids, seeded, return_logprob, top, start, shares_prefix=n > 1
-                )
+                SequenceRequest(ids[index * n + sample], input_ids, seeded, logprob, top, start, shares_prefix=n > 1)
             )
     return GenerateRequest(tuple(sequences), is_list, bool(body.get("stream")))
 
@@ -181,7 +216,7 @@ def parse_generate(body: object, limits: Limits, tokenize: Tokenize, new_id: New
 def response_item(
     request: SequenceRequest, result: Result, text: str, *, weight_version: str, latency: float, sent_at: float
 ) -> dict[str, Any]:
-    """One item of the response, its keys in the engine's order; latency in seconds, `sent_at` in seconds since the epoch."""
+    """One item of the response, its keys in SGLang's order; `latency` in seconds, `sent_at` since the epoch."""
     count = len(result.output_ids)
     spans = _spans(result.versions, count, weight_version)
     meta: dict[str, Any] = {"id": request.id, "finish_reason": result.finish_reason}
@@ -224,7 +259,7 @@ def response_item(
 
 
 def ids_to_decode(request: SequenceRequest, result: Result, tokenizer_size: int) -> list[int]:
-    """The output ids whose text is returned: without a matched stop token; ids beyond the tokenizer read as id 0, as in SGLang."""
+    """The output ids whose text is returned: no matched stop token, and id 0 for ids beyond the tokenizer, as SGLang."""
     matched = (result.finish_reason or {}).get("matched")
     trimmed = isinstance(matched, int) and not request.sampling.no_stop_trim
     ids = result.output_ids[:-1] if trimmed else result.output_ids
@@ -402,9 +437,10 @@ def _check_prompt(input_ids: tuple[int, ...], max_new_tokens: int | None, limits
         raise refused(f"input_ids holds {outside}, which is outside the vocabulary of {limits.vocabulary_size} ids.")
     if max_new_tokens is not None and count + max_new_tokens > context:
         raise refused(
-            f"Requested token count exceeds the model's maximum context length of {context} tokens. You requested a total of "
-            f"{count + max_new_tokens} tokens: {count} tokens from the input messages and {max_new_tokens} tokens for the completion. "
-            "Please reduce the number of tokens in the input messages or the completion to fit within the limit."
+            f"Requested token count exceeds the model's maximum context length of {context} tokens. "
+            f"You requested a total of {count + max_new_tokens} tokens: {count} tokens from the input messages and "
+            f"{max_new_tokens} tokens for the completion. Please reduce the number of tokens in the "
+            "input messages or the completion to fit within the limit."
         )
 
 
@@ -452,7 +488,7 @@ def _sampling(params: dict[str, Any], prompt_tokens: int, limits: Limits) -> Sam
     )
 
 
-def _logprob_options(return_logprob: bool, start: int, top: int, prompt_tokens: int) -> tuple[bool, int | None, int]:
+def _logprob_options(return_logprob: bool, start: int, top: int, *, prompt_tokens: int) -> tuple[bool, int | None, int]:
     if not return_logprob:
         return False, None, 0
     if start < -1:

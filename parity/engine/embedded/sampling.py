@@ -1,7 +1,8 @@
 """Logits to tokens and log-probs, reproducible whatever else is in the batch.
 
-The noise of a token is a pure function of (seed, position, vocabulary id): a counter, not a stream, so that no other sequence and
-no order of arrival can move it. Everything here works on whole batches; B is the number of rows, V the vocabulary.
+The noise of a token is a pure function of (seed, position, vocabulary id): a counter, not a stream, so that no other
+sequence and no order of arrival can move it. Everything here works on whole batches; B is the number of rows, V the
+vocabulary.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ _WEYL = np.uint64(0x9E3779B97F4A7C15)
 def gumbel_noise(seeds: Seeds, positions: Integers, vocabulary: int) -> Floats:
     """Standard Gumbel noise (B, V) for the token at each absolute position (B,) of sequences with these seeds (B,).
 
-    A row is the SplitMix64 stream (Steele, Lea, Flood 2014, "Fast splittable pseudorandom number generators") that the mixed pair
-    (seed, position) starts, indexed by vocabulary id; 52 bits of each word make a uniform number strictly inside (0, 1).
+    A row is the SplitMix64 stream (Steele, Lea, Flood 2014, "Fast splittable pseudorandom number generators") that
+    the mixed pair (seed, position) starts, indexed by vocabulary id; 52 bits of each word make a uniform number
+    strictly inside (0, 1).
     """
     row = _mix(_mix(seeds + _WEYL) + positions.astype(np.uint64) * _WEYL)
     ids = np.arange(1, vocabulary + 1, dtype=np.uint64) * _WEYL
@@ -60,10 +62,10 @@ def sample(
 ) -> tuple[Integers, Floats]:
     """Tokens (B,) and the log-probs (B, V) of the distribution at each row's temperature, before any truncation.
 
-    The token is the argmax of log-prob plus Gumbel noise over what top-k, top-p and min-p keep (the Gumbel-max trick: Maddison,
-    Tarlow, Minka 2014, "A* sampling"), which draws from the renormalised truncated distribution; top_k = 1 is greedy and takes no noise.
-    The log-probs are those that SGLang reports: of the temperature-scaled, untruncated distribution. A row whose logits are not
-    all finite has NaN log-probs.
+    The token is the argmax of log-prob plus Gumbel noise over what top-k, top-p and min-p keep (the Gumbel-max trick:
+    Maddison, Tarlow, Minka 2014, "A* sampling"), which draws from the renormalised truncated distribution; top_k = 1
+    is greedy and takes no noise. The log-probs are those that SGLang reports: of the temperature-scaled, untruncated
+    distribution. A row whose logits are not all finite has NaN log-probs.
     """
     logprobs = log_softmax(logits / temperature[:, None])
     greedy = top_k == 1
@@ -79,10 +81,11 @@ def sample(
 
 
 def _kept(logprobs: Floats, top_k: Integers, top_p: Floats, min_p: Floats) -> NDArray[np.bool_]:
-    """Which tokens (B, V) survive: rank below top_k, mass ranked before it at most top_p, probability at least min_p of the best.
+    """Which tokens (B, V) survive all three cuts.
 
-    All three look at the untruncated probabilities, as `top_k_top_p_min_p_sampling_from_probs_torch` of SGLang 0.5.23 does; ties rank
-    by vocabulary id.
+    A token's rank must be below top_k, the mass ranked before it at most top_p, its probability at least min_p of the
+    best. All three look at the untruncated probabilities, as `top_k_top_p_min_p_sampling_from_probs_torch` of SGLang
+    0.5.23 does; ties rank by vocabulary id.
     """
     order = np.argsort(-logprobs, axis=1, kind="stable")
     ranked = np.exp(np.take_along_axis(logprobs, order, axis=1))

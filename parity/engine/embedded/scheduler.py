@@ -1,8 +1,8 @@
 """Continuous batching: one thread that owns the model, the slab and the prefix cache.
 
-Each turn admits waiting sequences while there is room, prefills their prompts together (a prompt that several sequences share is
-computed once), and then takes one step with all running sequences. Work in Python is per batch; per sequence only where a sequence
-starts, ends, streams, or asks for stop strings or top log-probs.
+Each turn admits waiting sequences while there is room, prefills their prompts together (a prompt that several
+sequences share is computed once), and then takes one step with all running sequences. Work in Python is per batch;
+per sequence only where a sequence starts, ends, streams, or asks for stop strings or top log-probs.
 
 Other threads speak to it through `submit` and `call` alone.
 """
@@ -25,10 +25,9 @@ import torch
 from parity.engine.embedded.model import Model
 from parity.engine.embedded.prefix_cache import PrefixCache
 from parity.engine.embedded.protocol import Result, SequenceRequest
+from parity.engine.embedded.rows import Rows, rows_for
 from parity.engine.embedded.sampling import Floats, Integers, log_softmax, on_grid, sample
 
-SLAB_BYTES = 512 << 20
-"""Key-value memory for running sequences; what does not fit waits."""
 PREFIX_CACHE_BYTES = 64 << 20
 PREFILL_SCORES = 1 << 22
 """Attention scores a head that one prefill may hold: prompts x new tokens x columns."""
@@ -39,25 +38,13 @@ ABORTED_WAITING = {"type": "abort", "message": "Abort in waiting queue"}
 T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
 
-_ROW = np.dtype(
-    [
-        ("prompt", np.int64),
-        ("length", np.int64),
-        ("end", np.int64),
-        ("temperature", np.float64),
-        ("top_k", np.int64),
-        ("top_p", np.float64),
-        ("min_p", np.float64),
-        ("seed", np.uint64),
-        ("watched", np.bool_),
-    ]
-)
-"""A running sequence: prompt tokens, tokens whose keys are in the slab, the length to stop at; `watched` rows need work in Python."""
-
 
 @dataclass(eq=False)
 class Sequence:
-    """A sequence from submission to its end; `owner` and `index` are the submitter's. A `stream` one is delivered at every token."""
+    """A sequence from submission to its end.
+
+    `owner` and `index` are the submitter's. With `stream` it is delivered at every token.
+    """
 
     request: SequenceRequest
     owner: Any = None
@@ -119,9 +106,10 @@ Deliver = Callable[[list[tuple[Sequence, Result]]], None]
 
 
 class Scheduler:
-    """Runs sequences on a model; `deliver` is called on its thread with (sequence, result), once a turn, for all that changed.
+    """Runs sequences on a model.
 
-    `stop_text` decodes output ids to the text in which stop strings are looked for. At most `max_running` sequences run at once.
+    `deliver` is called on its thread, once a turn, with (sequence, result) of all that changed. `stop_text` decodes
+    output ids to the text in which stop strings are looked for. At most `max_running` sequences run at once.
     """
 
     def __init__(
@@ -148,7 +136,7 @@ class Scheduler:
         self._wake = threading.Condition()
         self._commands: list[Callable[[], None]] = []
         self._stopping = False
-        self._lay_out(min(64, model.context_length))
+        self._rows = Rows(model, 1, max_running)
         self._thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
         self._thread.start()
 
@@ -201,7 +189,7 @@ class Scheduler:
         self._flush_changes()
 
     def pause(self, mode: str) -> None:
-        """Stops taking turns; "abort" ends all sequences, "retract" sends the running ones back to wait, "in_place" keeps them."""
+        """Stops taking turns: "abort" ends all sequences, "retract" makes the running ones wait, "in_place" neither."""
         self.paused = True
         if mode == "abort":
             self.abort(lambda _: True)
@@ -237,7 +225,7 @@ class Scheduler:
             return
         self.weight_version = version
         for row, sequence in enumerate(self.running):
-            sequence.versions.append((version, self._produced(row)))
+            sequence.versions.append((version, self._rows.produced(row)))
         for sequence in self.waiting:
             if sequence.started:
                 sequence.versions.append((version, len(sequence.output_ids)))
@@ -270,26 +258,26 @@ class Scheduler:
         count = len(self.running)
         if not count:
             return
-        rows = self._rows[:count]
-        lengths = rows["length"].copy()
-        ids = self._tokens[np.arange(count), lengths]
-        hidden = self.model.forward(torch.from_numpy(ids)[:, None], torch.from_numpy(lengths)[:, None], self._slab)
-        rows["length"] += 1
+        lengths = self._rows.state["length"][:count].copy()
+        ids = self._rows.tokens[np.arange(count), lengths]
+        hidden = self.model.forward(torch.from_numpy(ids)[:, None], torch.from_numpy(lengths)[:, None], self._rows.slab)
+        self._rows.state["length"][:count] += 1
         self._emit(0, self.model.logits(hidden[:, 0]))
 
     def _emit(self, first: int, logits: Floats) -> None:
         """Samples the next token of every row from `first` on, and ends those that are done."""
-        rows = self._rows[first : len(self.running)]
+        here = slice(first, len(self.running))
+        rows = self._rows.state[here]
         tokens, logprobs = sample(
             logits, rows["temperature"], rows["top_k"], rows["top_p"], rows["min_p"], rows["seed"], rows["length"]
         )
         each = np.arange(len(rows))
         chosen = on_grid(logprobs[each, tokens])
-        self._tokens[first + each, rows["length"]] = tokens
-        self._logprobs[first + each, rows["length"]] = chosen
+        self._rows.tokens[first + each, rows["length"]] = tokens
+        self._rows.logprobs[first + each, rows["length"]] = chosen
         self.counters.generated_tokens += len(rows)
         broken = ~np.isfinite(chosen)
-        stopped = (tokens[:, None] == self._stops[first : len(self.running)]).any(axis=1)
+        stopped = (tokens[:, None] == self._rows.stops[here]).any(axis=1)
         full = rows["length"] + 1 >= rows["end"]
         reasons: dict[int, dict[str, Any]] = {}
         for place in np.flatnonzero(broken | stopped | full | rows["watched"]).tolist():
@@ -297,7 +285,7 @@ class Scheduler:
             sequence = self.running[row]
             if broken[place]:
                 # Whoever takes this row next must not meet a NaN in it: 0 * NaN is NaN, masked or not.
-                self._slab[:, :, row].zero_()
+                self._rows.slab[:, :, row].zero_()
                 reasons[row] = _failure("the model's logits are not finite")
                 continue
             if top := sequence.request.top_logprobs:
@@ -318,55 +306,16 @@ class Scheduler:
         strings = sequence.request.sampling.stop
         if not strings:
             return None
-        prompt, length = self._rows["prompt"][row], self._rows["length"][row]
         # A token is at least a byte: a stop string of k bytes that ends now began at most k tokens ago.
-        tail = max(len(string.encode()) for string in strings) + 1
-        text = self._stop_text(self._tokens[row, max(prompt, length + 1 - tail) : length + 1].tolist())
+        text = self._stop_text(self._rows.tail(row, max(len(string.encode()) for string in strings) + 1))
         matched = next((string for string in strings if string in text), None)
         return None if matched is None else {"type": "stop", "matched": matched}
 
     # Rows.
 
-    def _lay_out(self, columns: int) -> None:
-        """Makes a slab of at least these columns, and as many rows as then fit, with the running sequences in it."""
-        context = self.model.context_length
-        columns = min(context, max(64, 1 << (columns - 1).bit_length()))
-        count = self._rows_that_fit(columns)
-        running = len(self.running)
-        old = (self._slab, self._tokens, self._logprobs, self._rows, self._stops) if running else None
-        self._columns = columns
-        self._slab = self.model.new_slab(count, columns)
-        self._tokens = np.zeros((count, columns + 1), dtype=np.int64)
-        self._logprobs = np.zeros((count, columns + 1))
-        self._rows = np.zeros(count, dtype=_ROW)
-        self._stops = np.full((count, 1), -1, dtype=np.int64)
-        if old:
-            slab, tokens, logprobs, rows, stops = old
-            width = slab.shape[4]
-            self._slab[:, :, :running, :, :width] = slab[:, :, :running]
-            self._tokens[:running, : width + 1] = tokens[:running]
-            self._logprobs[:running, : width + 1] = logprobs[:running]
-            self._rows[:running] = rows[:running]
-            self._widen_stops(stops.shape[1])
-            self._stops[:running] = stops[:running]
-
-    def _rows_that_fit(self, columns: int) -> int:
-        columns = min(self.model.context_length, max(64, 1 << (columns - 1).bit_length()))
-        return max(1, min(self.max_running, SLAB_BYTES // (columns * self.model.token_bytes)))
-
-    def _widen_stops(self, width: int) -> None:
-        missing = width - self._stops.shape[1]
-        if missing > 0:
-            self._stops = np.pad(self._stops, ((0, 0), (0, missing)), constant_values=-1)
-
-    def _produced(self, row: int) -> int:
-        return int(self._rows["length"][row] + 1 - self._rows["prompt"][row])
-
     def _read_row(self, row: int, sequence: Sequence) -> None:
         """Copies the output of a row to its sequence."""
-        output = slice(self._rows["prompt"][row], self._rows["length"][row] + 1)
-        sequence.output_ids = tuple(self._tokens[row, output].tolist())
-        sequence.logprobs = tuple(self._logprobs[row, output].tolist())
+        sequence.output_ids, sequence.logprobs = self._rows.output(row)
 
     def _release(self, done: list[int], reasons: list[dict[str, Any]]) -> None:
         """Ends the sequences of these rows, and moves the last ones into the holes."""
@@ -382,11 +331,7 @@ class Scheduler:
         movers = [row for row in range(left, len(self.running)) if row not in gone]
         for hole, mover in zip(holes, movers, strict=True):
             self.running[hole] = self.running[mover]
-        if holes:
-            width = int(self._rows["length"][movers].max())
-            self._slab[:, :, holes, :, :width] = self._slab[:, :, movers, :, :width]
-            for array in (self._tokens, self._logprobs, self._rows, self._stops):
-                array[holes] = array[movers]
+        self._rows.move(movers, holes)
         del self.running[left:]
 
     def _finish(self, sequence: Sequence, reason: dict[str, Any]) -> None:
@@ -407,7 +352,7 @@ class Scheduler:
             if sequence not in ended:
                 self._finish(sequence, _failure(message))
         self._prefixes.clear()
-        self._lay_out(64)
+        self._rows = Rows(self.model, 1, self.max_running)
 
     # Prefill.
 
@@ -430,24 +375,24 @@ class Scheduler:
         self._starting = []
 
     def _take_waiting(self) -> list[Sequence]:
+        """Takes waiting sequences, in order, while there is room; makes a wider or higher table if that gives room."""
         taken: list[Sequence] = []
-        columns, rows = self._columns, len(self.running)
-        if not rows and self.waiting:
-            columns = 1
+        count, columns = len(self.running), self._rows.columns if self.running else 1
         with self._wake:
             while self.waiting:
-                first = self.waiting[0]
-                wanted = max(columns, first.end)
-                if rows + 1 > self._rows_that_fit(wanted):
+                wanted = max(columns, self.waiting[0].end)
+                if count + 1 > rows_for(self.model, wanted, self.max_running):
                     break
-                columns, rows = wanted, rows + 1
+                count, columns = count + 1, wanted
                 taken.append(self.waiting.popleft())
-        if taken and (columns > self._columns or rows > len(self._rows)):
-            self._lay_out(columns)
+        if taken and (columns > self._rows.columns or count > self._rows.count):
+            old, self._rows = self._rows, Rows(self.model, columns, self.max_running)
+            if self.running:
+                self._rows.take(old, len(self.running))
         return taken
 
     def _prefill(self, jobs: list[_Prefill], first: int) -> int:
-        """Computes as many prompts as one forward pass may hold, starts their sequences, and returns the place of the next."""
+        """Computes as many prompts as one pass may hold, starts their sequences, and returns the next one's place."""
         last, new, columns = first, 0, 0
         while last < len(jobs):
             job = jobs[last]
@@ -505,7 +450,7 @@ class Scheduler:
                 self.running.append(sequence)
                 self._fill_row(len(self.running) - 1, sequence)
         given = len(self.running) - first
-        self._slab[:, :, first : first + given, :, : len(job.context)] = kv[:, :, None]
+        self._rows.slab[:, :, first : first + given, :, : len(job.context)] = kv[:, :, None]
         return given
 
     def _begin(self, sequence: Sequence, job: _Prefill) -> None:
@@ -519,31 +464,22 @@ class Scheduler:
         self.counters.cached_tokens += sequence.cached_tokens
 
     def _fill_row(self, row: int, sequence: Sequence) -> None:
-        sampling, context = sequence.request.sampling, sequence.context
-        prompt = len(sequence.request.input_ids)
-        stops = () if sampling.ignore_eos else self._stop_ids | sampling.stop_token_ids
-        self._widen_stops(len(stops))
-        self._stops[row] = -1
-        self._stops[row, : len(stops)] = sorted(stops)
-        self._tokens[row, : len(context)] = context
-        self._logprobs[row, prompt : len(context)] = sequence.logprobs
-        watched = bool(sampling.stop) or sequence.stream or sequence.request.top_logprobs > 0
-        self._rows[row] = (
-            prompt,
-            len(context),
-            sequence.end,
-            sampling.temperature,
-            sampling.top_k,
-            sampling.top_p,
-            sampling.min_p,
+        request, sampling = sequence.request, sequence.request.sampling
+        self._rows.fill(
+            row,
+            sequence.context,
+            len(request.input_ids),
+            sequence.logprobs,
+            sampling,
             sequence.seed,
-            watched,
+            stops=frozenset() if sampling.ignore_eos else self._stop_ids | sampling.stop_token_ids,
+            watched=bool(sampling.stop) or sequence.stream or request.top_logprobs > 0,
         )
 
 
 @dataclass(eq=False)
 class _Prefill:
-    """A prompt to compute for its members; `held` of its tokens come from `entry`, and those from `start` on are scored."""
+    """A prompt to compute for its members; `held` tokens come from `entry`, those from `start` on are scored."""
 
     context: tuple[int, ...]
     start: int | None

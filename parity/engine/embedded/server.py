@@ -39,7 +39,7 @@ PAUSE_MODES = ("abort", "retract", "in_place")
 
 @dataclass(eq=False)
 class _Pending:
-    """A `/generate` request under way: its latest results by place, and a queue of the places that changed if it streams."""
+    """A `/generate` request under way: its latest results by place, and all of them in order if it streams."""
 
     request: GenerateRequest
     received: float
