@@ -12,7 +12,7 @@ from parity.errors import EngineError
 
 PYTHON_VARIABLE = "PARITY_SGLANG_PYTHON"
 VENV_PYTHON = Path(".venv-sglang/bin/python")
-START_TIMEOUT = 300.0
+START_TIMEOUT = 600.0
 
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
