@@ -57,7 +57,9 @@ def _repeats(
     likely = np.minimum(logprob - length * np.log(np.where(top_p > 0, top_p, 1.0)), 0.0)
     repeats, chance, siblings = _repeats_of_siblings(groups, key, likely, concerned & usable)
     evidence = _log_evidence(repeats, chance, siblings)
-    copied = repeats & (evidence > -np.log(FALSE_ALARM))
+    # of many repeats, those that nobody would expect once among all samples show the defect; the rest may be honest
+    striking = repeats & (chance < -np.log(max(int(siblings.sum()), 1)))
+    copied = (striking if striking.any() else repeats) & (evidence > -np.log(FALSE_ALARM))
 
     def case(row: int) -> tuple[Any, Any, str]:
         tokens = int(length[row])

@@ -433,10 +433,12 @@ def prompt_logprobs(output: Output, rules: Rules) -> Iterable[Case] | Skip:
     if not isinstance(triples, list) or not isinstance(output.prompt, list):
         return Skip.MISSING
     ids = [item[1] if isinstance(item, list) and len(item) > 1 else None for item in triples]
-    message = f"{len(ids)} prompt log-probs for {len(output.prompt)} prompt tokens, or under other ids"
-    return iter(
-        [] if ids == output.prompt else [output.case("input_token_logprobs", output.prompt[:8], ids[:8], message)]
-    )
+    if ids == output.prompt:
+        return []
+    sent, found = len(output.prompt), len(ids)
+    message = f"{found} prompt log-probs for {sent} prompt tokens" if sent != found else "prompt log-probs of other ids"
+    expected, observed = (sent, found) if sent != found else (output.prompt[:8], ids[:8])
+    return [output.case("input_token_logprobs", expected, observed, message)]
 
 
 def empty_output(output: Output, rules: Rules) -> Iterator[Case]:
