@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -100,7 +101,7 @@ def _picture(
     figure.suptitle(
         f"{title}: {report.baseline} and {report.experiment}", fontsize=12, fontweight="bold", y=1 - 0.1 / height
     )
-    handles = _legend(report, arms, banded)
+    handles = _legend(report, arms, [metric for metric, _ in shown], banded)
     figure.legend(handles=handles, loc="lower center", ncols=min(5, len(handles)), fontsize=9, frameon=False)
     content = io.BytesIO()
     figure.savefig(content, format="png", metadata={"Software": None})
@@ -116,7 +117,9 @@ def _panel(axis: Axes, report: Report, arms: Mapping[str, Sequence[str]], metric
         for curve in curves:
             width = (3.0 if arm == report.baseline else 1.4) if alone else 0.8
             style = dashes if alone else "-"
-            axis.plot(curve.steps, _finite(curve), style, color=colour, linewidth=width, alpha=0.9 if alone else 0.45)
+            axis.plot(
+                curve.steps, _finite(curve.values), style, color=colour, linewidth=width, alpha=0.9 if alone else 0.45
+            )
             lost = curve.steps[~np.isfinite(curve.values)]
             axis.plot(lost, np.full(len(lost), 0.03), "x", color=colour, transform=axis.get_xaxis_transform())
             _draw_marks(axis, report, curve, colour)
@@ -132,11 +135,12 @@ def _panel(axis: Axes, report: Report, arms: Mapping[str, Sequence[str]], metric
 def _draw_mean(axis: Axes, curves: Sequence[Curve], colour: str, dashes: str, banded: bool) -> None:
     """The mean over runs at their common steps and, where banded, its pointwise t interval over runs."""
     aligned = align(curves)
-    mean = aligned.values.mean(axis=0)
+    values = _finite(aligned.values)
+    mean = values.mean(axis=0)
     axis.plot(aligned.steps, mean, dashes, color=colour, linewidth=2.2)
     if banded and len(curves) > 1:
         number = len(curves)
-        error = aligned.values.std(axis=0, ddof=1) / np.sqrt(number)
+        error = values.std(axis=0, ddof=1) / np.sqrt(number)
         half = stats.t.ppf((1 + BAND_LEVEL) / 2, number - 1) * error
         axis.fill_between(aligned.steps, mean - half, mean + half, color=colour, alpha=0.15, linewidth=0)
 
@@ -156,15 +160,16 @@ def _draw_marks(axis: Axes, report: Report, curve: Curve, colour: str) -> None:
         )
 
 
-def _finite(curve: Curve) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    return np.where(np.isfinite(curve.values), curve.values, np.nan)
+def _finite(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """The values with NaN, which leaves a gap, in place of infinities, which would stretch the axis."""
+    return np.where(np.isfinite(values), values, np.nan)
 
 
 def _style(report: Report, arm: str) -> tuple[str, Literal["-", "--"]]:
     return (BASELINE, "-") if arm == report.baseline else (EXPERIMENT, "--")
 
 
-def _legend(report: Report, arms: Mapping[str, Sequence[str]], banded: bool) -> list[Artist]:
+def _legend(report: Report, arms: Mapping[str, Sequence[str]], metrics: Sequence[str], banded: bool) -> list[Artist]:
     alone = max(map(len, arms.values())) == 1
     handles: list[Artist] = []
     for arm, names in arms.items():
@@ -181,7 +186,8 @@ def _legend(report: Report, arms: Mapping[str, Sequence[str]], banded: bool) -> 
         handles.append(
             Line2D([], [], linestyle="", marker=MARKERS[kind], color="0.6", markeredgecolor="black", label=label)
         )
-    if any(not np.isfinite(curve.values).all() for name in names_drawn for curve in report.curves[name].values()):
+    drawn = [report.curves[name][metric] for name in names_drawn for metric in metrics if metric in report.curves[name]]
+    if not all(np.isfinite(curve.values).all() for curve in drawn):
         handles.append(Line2D([], [], linestyle="", marker="x", color="0.4", label="NaN or infinite"))
     return handles
 
@@ -198,5 +204,5 @@ def _caption(arms: Mapping[str, Sequence[str]], banded: bool, lacking: Sequence[
     else:
         parts.append(f"No band: one over runs takes at least {RUNS_FOR_BAND} runs an arm.")
     if lacking:
-        parts.append(f"Not recorded, so not drawn: {', '.join(lacking)}.")
+        parts.append(f"Not recorded, so not drawn: {'; '.join(lacking)}.")
     return " ".join(parts)

@@ -142,7 +142,7 @@ def test_each_design_has_its_picture_at_a_width_that_github_shows(report, build)
 
 def test_what_was_not_recorded_is_not_drawn_and_said(build):
     (picture,) = plots.draw(build(runs=two_runs([0.1, 0.2], [0.1, 0.3])))
-    assert "Not recorded, so not drawn: response length, tokens, truncated" in picture.caption
+    assert "Not recorded, so not drawn: response length, tokens; truncated" in picture.caption
     assert plots.draw(build(runs=[])) == []
 
 
@@ -155,6 +155,19 @@ def test_nan_and_marks_change_the_picture(build):
     beyond = [whole[0], replace(whole[1], events=[{"event": "resume", "step": 3}])]
     lost = two_runs([0.1, 0.2, 0.3], [0.1, math.nan, 0.3])
     assert len({drawn(runs) for runs in (whole, marked, beyond, lost)}) == 4
+
+
+def test_an_infinite_value_in_a_banded_mean_is_drawn_as_a_gap(build):
+    def runs(value: float) -> list[RunRecord]:
+        return [
+            run_with([0.1, value, 0.3], f"{arm}-seed{seed}", arm)
+            for arm in ("per-sample", "native")
+            for seed in range(3)
+        ]
+
+    infinite, lost = (plots.draw(build(runs=runs(value)))[0] for value in (math.inf, math.nan))
+    assert "The band is" in infinite.caption
+    assert infinite.content == lost.content
 
 
 def test_a_report_is_written_whole_and_the_same_bytes_each_time(build, tmp_path):
