@@ -1,0 +1,213 @@
+"""One step's rollout: prompts to the engine by way of one arm, responses scored, advantages computed."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from transformers import PreTrainedTokenizerFast
+
+from parity.errors import ExchangeError, UsageError
+from parity.exchanges import Exchange
+from parity.samples import SAMPLE_FIELDS, STATUS_OF_FINISH_REASON, Rollout, Sample
+from parity.training.config import TrainingConfig
+from parity.training.grpo import group_advantages
+from parity.training.tasks import Task
+from rollout_patch import Capabilities, GroupReport, Output, Permits, Post, SampleRequest, generate_group
+
+SEQUENCES_IN_FLIGHT = 512
+"""Most samples asked for at once, as slime's `--sglang-server-concurrency` is by default."""
+
+_SEED_RANGE = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutResult:
+    """A rollout and how it was made.
+
+    Attributes:
+        rollout: The samples, groups in order and slots in order inside them.
+        exchanges: Every request sent, group by group.
+        reports: One a group.
+        seconds: From the first request to the last answer.
+    """
+
+    rollout: Rollout
+    exchanges: list[Exchange]
+    reports: list[GroupReport]
+    seconds: float
+
+
+class SampleAdapter:
+    """Lets `parity.samples.Sample` take part in `rollout_patch.generate_group`."""
+
+    def request(self, sample: Sample) -> SampleRequest:
+        """The prompt's ids, the sample's sampling parameters, and a wish for log-probs."""
+        names = ("max_new_tokens", "temperature", "top_p", "top_k", "sampling_seed")
+        params = {name: getattr(sample, name) for name in names if getattr(sample, name) is not None}
+        return SampleRequest(params, input_ids=sample.prompt_ids, options={"return_logprob": True})
+
+    def apply(self, sample: Sample, output: Output) -> None:
+        """Fills in the response; the tokens of an aborted one are not trained on."""
+        sample.output_ids, sample.logprobs, sample.text = output.output_ids, output.logprobs, output.text
+        sample.finish_reason, sample.status = output.finish_reason, STATUS_OF_FINISH_REASON[output.finish_reason]
+        sample.response_length = len(output.output_ids)
+        sample.loss_mask = [int(sample.status != "aborted")] * sample.response_length
+        sample.weight_versions = None if output.weight_version is None else [output.weight_version]
+        sample.prompt_tokens, sample.cached_tokens = output.prompt_tokens, output.cached_tokens
+
+    def snapshot(self, sample: Sample) -> dict[str, Any]:
+        """Every field; `apply` replaces values and changes none in place."""
+        return {name: getattr(sample, name) for name in SAMPLE_FIELDS}
+
+    def restore(self, sample: Sample, snapshot: Any) -> None:
+        """Every field as it was."""
+        for name, value in snapshot.items():
+            setattr(sample, name, value)
+
+
+async def generate_rollout(
+    *,
+    task: Task,
+    tokenizer: PreTrainedTokenizerFast,
+    config: TrainingConfig,
+    step: int,
+    seed: int,
+    arm: str,
+    client_post: Post,
+    capabilities: Capabilities,
+    engine_id: str,
+    seeded: bool,
+    retries: int = 0,
+    after_scoring: Callable[[int, list[Sample]], None] | None = None,
+) -> RolloutResult:
+    """Generates, scores and normalises one step's groups, all of them at once.
+
+    Args:
+        task: Makes the prompts and scores the responses.
+        tokenizer: Of the policy.
+        config: Groups, group size and sampling parameters.
+        step: Counted from 0; with `seed` it determines the prompts and, if `seeded`, every sampling seed.
+        seed: Of the run.
+        arm: One of `rollout_patch.ARMS`.
+        client_post: Sends one `/generate` request.
+        capabilities: Of the engine.
+        engine_id: The name that samples and exchanges carry.
+        seeded: Whether each sample has a sampling seed of its own.
+        retries: How often a request may be sent again.
+        after_scoring: Told the step and its samples when they have rewards and no advantages yet; it may change them.
+
+    Raises:
+        PatchError: A group could not be generated; the requests of the others are cancelled.
+        ExchangeError: A response has no text to score.
+    """
+    groups = _unanswered_groups(task, tokenizer, config, step, seed, seeded)
+    exchanges: list[list[Exchange]] = [[] for _ in groups]
+    permits = Permits(asyncio.Semaphore(SEQUENCES_IN_FLIGHT), SEQUENCES_IN_FLIGHT)
+
+    async def generate(group_index: int) -> GroupReport:
+        def record(row: dict[str, Any]) -> None:
+            place = {"engine_id": engine_id, "rollout_id": step, "group_index": group_index}
+            exchanges[group_index].append(Exchange.from_json({**row, **place}, f"step {step}, group {group_index}"))
+
+        return await generate_group(
+            arm,
+            groups[group_index],
+            adapter=SampleAdapter(),
+            post=client_post,
+            capabilities=capabilities,
+            retries=retries,
+            recorder=record,
+            permits=permits,
+        )
+
+    started = time.perf_counter()
+    reports = await _all_or_none([asyncio.ensure_future(generate(group_index)) for group_index in range(len(groups))])
+    seconds = time.perf_counter() - started
+    for group, report in zip(groups, reports, strict=True):
+        _finish(group, report, engine_id)
+    samples = [sample for group in groups for sample in group]
+    _score(task, samples)
+    if after_scoring is not None:
+        after_scoring(step, samples)
+    _normalise(groups)
+    every_exchange = [exchange for of_group in exchanges for exchange in of_group]
+    return RolloutResult(Rollout.from_samples(samples), every_exchange, reports, seconds)
+
+
+def sampling_seed_base(config: TrainingConfig, seed: int, step: int, group_index: int) -> int:
+    """The sampling seed of slot 0 of a group; slot i has i more. Unique in a run, and below 2**31 as SGLang demands.
+
+    Raises:
+        UsageError: The run is too long for that.
+    """
+    index = (step * config.groups_per_step + group_index) * config.group_size
+    if index + config.group_size > _SEED_RANGE:
+        raise UsageError(f"step {step}: more than {_SEED_RANGE} samples have no sampling seeds of their own")
+    offset = int.from_bytes(hashlib.sha256(str(seed).encode()).digest()[:8], "big") % _SEED_RANGE
+    return offset + index
+
+
+def _unanswered_groups(
+    task: Task, tokenizer: PreTrainedTokenizerFast, config: TrainingConfig, step: int, seed: int, seeded: bool
+) -> list[list[Sample]]:
+    groups = []
+    for group_index, prompt in enumerate(task.prompts(seed, step, config.groups_per_step)):
+        prompt_ids = tokenizer.encode(prompt)
+        base = sampling_seed_base(config, seed, step, group_index) if seeded else None
+        group = [
+            Sample(
+                group_index,
+                index,
+                rollout_id=step,
+                prompt_ids=prompt_ids,
+                status="pending",
+                max_new_tokens=task.max_new_tokens,
+                sampling_seed=None if base is None else base + index,
+                temperature=config.temperature,
+                top_p=config.top_p,
+                top_k=config.top_k,
+                extra={"prompt": prompt},
+            )
+            for index in range(config.group_size)
+        ]
+        groups.append(group)
+    return groups
+
+
+async def _all_or_none(tasks: list[asyncio.Future[GroupReport]]) -> list[GroupReport]:
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
+
+
+def _finish(group: list[Sample], report: GroupReport, engine_id: str) -> None:
+    for sample, output in zip(group, report.outputs, strict=True):
+        if report.aborted:  # left as it was by the patch, for a host to ask again; a rollout here is never asked twice
+            SampleAdapter().apply(sample, output)
+        sample.arm, sample.engine_id = report.arm_used, engine_id
+
+
+def _score(task: Task, samples: list[Sample]) -> None:
+    for sample in samples:
+        if sample.text is None:
+            raise ExchangeError(
+                f"step {sample.rollout_id}, group {sample.group_index}, slot {sample.index}: no text to score"
+            )
+        sample.reward = task.reward(sample.extra["prompt"], sample.text)
+
+
+def _normalise(groups: list[list[Sample]]) -> None:
+    rewards = np.asarray([[sample.reward for sample in group] for group in groups], dtype=np.float64)
+    for group, advantages in zip(groups, group_advantages(rewards).tolist(), strict=True):
+        for sample, advantage in zip(group, advantages, strict=True):
+            sample.advantage = advantage
