@@ -13,7 +13,7 @@ from parity.errors import UsageError
 
 __all__ = ["Engine", "EngineClient", "EngineProcess", "RemoteEngine", "open_engine"]
 
-EMBEDDED_START_TIMEOUT = 120.0
+EMBEDDED_START_TIMEOUT = 300.0
 
 
 def open_engine(
