@@ -6,9 +6,29 @@ intervals, p, unit, number of units, method and warnings.
 
 from __future__ import annotations
 
+from parity.statistics.bands import Band, curve_band
+from parity.statistics.collapse import Collapse, RateComparison, collapse_rates, detect_collapse
 from parity.statistics.cost import RatioResult, paired_log_ratio
 from parity.statistics.findings import PRIMARY_METRICS, cost_findings, training_findings
+from parity.statistics.groups import (
+    PairedResult,
+    groups_needed,
+    neighbour_test,
+    paired_events,
+    paired_groups,
+    slot_test,
+)
 from parity.statistics.multiplicity import benjamini_hochberg, holm
+from parity.statistics.permutation import (
+    PairContrasts,
+    equality_kernel,
+    independence_tests,
+    pair_contrasts,
+    prefix_kernel,
+    product_kernel,
+    shape_tests,
+)
+from parity.statistics.power import PowerRow, decide_many, simulate_power
 from parity.statistics.runs import (
     Margin,
     RunComparison,
@@ -19,24 +39,58 @@ from parity.statistics.runs import (
     tost_power,
     verdict_of,
 )
+from parity.statistics.sequential import (
+    ConfidenceSequence,
+    EProcess,
+    average_e_value,
+    bernoulli_e_value,
+    sequential_verdict,
+)
 from parity.statistics.values import GroupValues, Result, RunValues
 
 __all__ = [
     "PRIMARY_METRICS",
+    "Band",
+    "Collapse",
+    "ConfidenceSequence",
+    "EProcess",
     "GroupValues",
     "Margin",
+    "PairContrasts",
+    "PairedResult",
+    "PowerRow",
+    "RateComparison",
     "RatioResult",
     "Result",
     "RunComparison",
     "RunValues",
+    "average_e_value",
     "benjamini_hochberg",
+    "bernoulli_e_value",
+    "collapse_rates",
     "compare_runs",
     "cost_findings",
+    "curve_band",
+    "decide_many",
+    "detect_collapse",
+    "equality_kernel",
+    "groups_needed",
     "holm",
+    "independence_tests",
     "margin_from_history",
+    "neighbour_test",
+    "pair_contrasts",
+    "paired_events",
+    "paired_groups",
     "paired_log_ratio",
     "predict_one",
+    "prefix_kernel",
+    "product_kernel",
     "runs_needed",
+    "sequential_verdict",
+    "shape_tests",
+    "simulate_power",
+    "slot_test",
     "tost_power",
     "training_findings",
     "verdict_of",

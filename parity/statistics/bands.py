@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import combinations
 from math import comb
 
 import numpy as np
@@ -12,6 +11,7 @@ import numpy.typing as npt
 from parity.errors import UsageError
 from parity.metrics import AlignedRuns
 from parity.statistics.groups import permutation_p
+from parity.statistics.runs import all_splits
 from parity.statistics.values import Floats
 
 FEWEST_RUNS = 4
@@ -89,10 +89,7 @@ def _splits(runs: int, experiment: int, permutations: int, rng: np.random.Genera
     """Splits (S, runs) of 1 for the experiment, the one that was seen (the last runs) first."""
     seen = np.arange(runs) >= runs - experiment
     if comb(runs, experiment) <= permutations:
-        chosen = np.array(list(combinations(range(runs), experiment)))[::-1]
-        splits = np.zeros((len(chosen), runs))
-        np.put_along_axis(splits, chosen, 1.0, axis=1)
-        return splits
+        return all_splits(runs, experiment)
     return np.concatenate([seen[None], rng.permuted(np.tile(seen, (permutations, 1)), axis=1)]).astype(np.float64)
 
 

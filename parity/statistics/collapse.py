@@ -41,14 +41,13 @@ def detect_collapse(reward: Curve, fraction: float = 0.5) -> Collapse:
     values = reward.values
     if len(values) <= WARM_UP:
         return Collapse(reward.run, None, False)
-    padded = np.concatenate([np.full(WINDOW - 1, np.nan), values])
-    medians = np.nanmedian(np.lib.stride_tricks.sliding_window_view(padded, WINDOW), axis=1)
-    peak = np.maximum.accumulate(medians[WARM_UP:])
-    # A median of NaN is no reward at all, so it counts as down.
-    down = ~(medians[WARM_UP:] >= fraction * peak) & (peak > 0)
-    starts = np.flatnonzero(np.diff(np.concatenate([[False], down, [False]]).astype(np.int8)) == 1)
-    ends = np.flatnonzero(np.diff(np.concatenate([[False], down, [False]]).astype(np.int8)) == -1)
-    for start, end in zip(starts, ends, strict=True):
+    # A reward of NaN is no reward at all, so it counts as the lowest.
+    known = np.where(np.isnan(values), -np.inf, values)[WARM_UP - WINDOW + 1 :]
+    medians = np.median(np.lib.stride_tricks.sliding_window_view(known, WINDOW), axis=1)
+    peak = np.maximum.accumulate(medians)
+    down = (medians < fraction * peak) & (peak > 0)
+    edges = np.diff(np.concatenate([[False], down, [False]]).astype(np.int8))
+    for start, end in zip(np.flatnonzero(edges == 1), np.flatnonzero(edges == -1), strict=True):
         if end - start >= PERSISTENCE:
             return Collapse(reward.run, int(reward.steps[WARM_UP + start]), False)
     return Collapse(reward.run, None, bool(down.size and down[-1]))

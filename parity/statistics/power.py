@@ -10,7 +10,6 @@ import numpy.typing as npt
 from scipy import stats
 
 from parity.errors import UsageError
-from parity.findings import Verdict
 from parity.statistics.runs import ALPHA, two_sample
 from parity.statistics.values import Floats
 
@@ -27,16 +26,16 @@ class PowerRow:
     repetitions: int
 
 
-def verdicts_of_many(baseline: Floats, experiment: Floats, margin: float) -> npt.NDArray[np.object_]:
-    """The verdicts, (K,), of `compare_runs` on K comparisons at once: run values (K, n0) and (K, n1).
+def decide_many(
+    baseline: Floats, experiment: Floats, margin: float
+) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    """Which of K comparisons `compare_runs` would call PARITY and which DIFFERENT, (K,) each, from (K, n0) and (K, n1).
 
     At least two runs in each arm, with spread between them.
     """
     estimate, error, freedom = two_sample(baseline, experiment, baseline.shape[1] == experiment.shape[1])
-    parity = stats.t.sf((margin - np.abs(estimate)) / error, freedom) < ALPHA
-    different = 2 * stats.t.sf(np.abs(estimate) / error, freedom) < ALPHA
-    verdicts = np.where(parity, Verdict.PARITY, np.where(different, Verdict.DIFFERENT, Verdict.INCONCLUSIVE))
-    return np.asarray(verdicts, dtype=object)
+    parity = np.asarray(stats.t.sf((margin - np.abs(estimate)) / error, freedom) < ALPHA)
+    return parity, ~parity & (2 * stats.t.sf(np.abs(estimate) / error, freedom) < ALPHA)
 
 
 def simulate_power(
@@ -65,7 +64,6 @@ def simulate_power(
     rows = []
     for effect in effects:
         baseline, experiment = rng.normal(0, sigma, (2, repetitions, runs))
-        verdicts = verdicts_of_many(baseline, experiment + effect, margin)
-        parity, different, inconclusive = (float(np.mean(verdicts == verdict)) for verdict in Verdict)
-        rows.append(PowerRow(runs, effect, parity, different, inconclusive, repetitions))
+        parity, different = (float(mask.mean()) for mask in decide_many(baseline, experiment + effect, margin))
+        rows.append(PowerRow(runs, effect, parity, different, 1 - parity - different, repetitions))
     return tuple(rows)

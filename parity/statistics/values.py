@@ -69,9 +69,9 @@ class GroupValues:
 def _check(metric: str, unit: str, names: tuple[Hashable, ...], values: Floats) -> None:
     if len(set(names)) != len(names):
         raise InputError(f"{metric}: {len(names) - len(set(names))} {unit}s are given more than once")
-    bad = [name for name, row in zip(names, values, strict=True) if not np.isfinite(row).all()]
-    if bad:
-        raise InputError(f"{metric}: {len(bad)} of {len(names)} {unit}s are NaN or infinite (first {bad[0]})")
+    bad = np.unique(np.argwhere(~np.isfinite(values))[:, 0])
+    if bad.size:
+        raise InputError(f"{metric}: {bad.size} of {len(names)} {unit}s are NaN or infinite (first {names[bad[0]]})")
 
 
 def check_paired(baseline: GroupValues, experiment: GroupValues) -> None:

@@ -1,4 +1,4 @@
-"""Findings from curves: a planted shift is found and the control beside it passes, and nothing unmeasured passes silently."""
+"""Findings from curves: a planted shift is found, the control beside it passes, and nothing unmeasured passes."""
 
 from __future__ import annotations
 
