@@ -182,15 +182,23 @@ async def test_without_retries_left_the_failure_is_the_callers(
     assert state(group) == before
 
 
-async def test_when_one_sample_fails_no_request_is_left_running(
-    engine: Any, adapter: Any, make_group: MakeGroup
-) -> None:
+async def test_when_one_sample_fails_no_request_is_left_running(adapter: Any, make_group: MakeGroup) -> None:
     group = make_group(4)
     before = state(group)
-    engine.script = [RequestFailed(400, "no"), None, None, None]
+    running: list[int] = []
+
+    async def post(payload: Any, headers: Any) -> Any:
+        running.append(1)
+        if len(running) == 2:
+            raise RequestFailed(400, "no")
+        try:
+            return await asyncio.Event().wait()
+        finally:
+            running.pop()
+
     with pytest.raises(RequestFailed):
-        await generate_group("per-sample", group, adapter=adapter, post=engine.post)
-    assert engine.in_flight == 0
+        await generate_group("per-sample", group, adapter=adapter, post=post)
+    assert running == [1]
     assert asyncio.all_tasks() == {asyncio.current_task()}
     assert state(group) == before
 
