@@ -84,13 +84,14 @@ class EngineProcess:
         self._start_timeout = start_timeout
         self._progress = progress
         self._reservation = _reserve_port()
+        self._port = int(self._reservation.getsockname()[1])
         self._supervisor: subprocess.Popen[bytes] | None = None
         self._engine: psutil.Process | None = None
 
     @property
     def port(self) -> int:
         """The port, the same over restarts."""
-        return int(self._reservation.getsockname()[1])
+        return self._port
 
     @property
     def url(self) -> str:
@@ -109,7 +110,6 @@ class EngineProcess:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
-        self._reservation.close()
 
     def client(self) -> EngineClient:
         """A client for it, allowed to use every endpoint."""
@@ -122,7 +122,9 @@ class EngineProcess:
             EngineError: It ended, or was not healthy in time; the message ends with the end of its log, and nothing is
                 left running.
         """
-        self.stop()
+        self._end()
+        if self._reservation.fileno() < 0:
+            self._reservation = _reserve_port(self.port)
         command = self._command(self.port)
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         with self.log_path.open("ab") as log:
@@ -150,6 +152,10 @@ class EngineProcess:
 
     def stop(self) -> None:
         """Ends the engine and everything it started; returns when all of it is gone. May be called more than once."""
+        self._end()
+        self._reservation.close()
+
+    def _end(self) -> None:
         if self._supervisor is None:
             return
         assert self._supervisor.stdin and self._supervisor.stdout
@@ -198,15 +204,15 @@ class EngineProcess:
         return EngineError(f"engine {self.engine_id} {what}; the end of {self.log_path}:\n  {tail}")
 
 
-def _reserve_port() -> socket.socket:
-    """A socket bound to a free loopback port but not listening.
+def _reserve_port(port: int = 0) -> socket.socket:
+    """A socket bound to a loopback port, a free one for 0, but not listening.
 
     It keeps the kernel from giving the port to somebody else while the engine starts or restarts; the engine itself can
     still bind it, since it sets SO_REUSEADDR, as every asyncio and uvicorn server does.
     """
     reservation = socket.socket()
     reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    reservation.bind((HOST, 0))
+    reservation.bind((HOST, port))
     return reservation
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import socket
+import time
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -145,6 +146,22 @@ async def test_an_answer_beyond_the_bound_is_not_read_on(monkeypatch):
         script.answers["/generate"] = (200, {"text": "a" * 1000})
         with pytest.raises(RequestFailed, match="larger than 1000 bytes"):
             await engine.generate({})
+
+
+async def test_a_connection_that_was_idle_is_not_trusted():
+    ports = []
+
+    async def answer(request):
+        ports.append(request.transport.get_extra_info("peername")[1])
+        return web.json_response({})
+
+    async with serving(Script(generate=answer)) as engine:
+        await engine.generate({})
+        await engine.generate({})
+        time.sleep(1.1)  # as a training step does: the loop cannot see the server close the connection
+        await engine.generate({})
+    first, at_once, after_a_while = ports
+    assert first == at_once != after_a_while
 
 
 async def test_many_requests_run_at_once():

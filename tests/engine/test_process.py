@@ -46,7 +46,7 @@ def engines(tmp_path):
 
     yield make
     for engine in made:
-        engine.__exit__(None, None, None)
+        engine.stop()
 
 
 def descendants(pid):
@@ -91,6 +91,9 @@ def test_restart_keeps_the_port_and_appends_to_the_log(engines):
     assert engine.url == url and engine.pid != pid
     assert health(engine) == 200
     assert engine.log_path.read_text().count("== ") == 2
+    engine.stop()
+    engine.start()
+    assert engine.url == url and health(engine) == 200
 
 
 def test_nobody_else_is_given_the_port_while_the_engine_is_down(engines):
