@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from parity.contracts import accounting, arms, clones, finish, grouping, scores, tokens, wire
+from parity.contracts.answers import samples_of
 from parity.contracts.facts import Facts, Groups, facts_of, groups_of
 from parity.contracts.outcomes import Case, Check, Outcome, Tally, findings_of
 from parity.contracts.rules import AdvantageFormula, Rules
@@ -28,6 +29,7 @@ __all__ = [
     "check_batches",
     "check_exchanges",
     "check_samples",
+    "samples_of",
     "summarise",
 ]
 

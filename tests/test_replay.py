@@ -89,7 +89,7 @@ def test_a_difference_in_any_field_is_located(field: str, pair: tuple[list[Sampl
     assert found[0].expected != found[0].observed
 
 
-@settings(derandomize=True, max_examples=100, deadline=None)
+@settings(derandomize=True, max_examples=40, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 47), st.sampled_from(["reward", "text", "logprobs"])), min_size=1, max_size=6))
 def test_the_first_finding_is_the_first_difference(changes: list[tuple[int, str]]) -> None:
     baseline = [
