@@ -78,7 +78,7 @@ def cli() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on standard output.")
 @click.option("--quiet", is_flag=True, help="Print only the verdict.")
 @click.pass_context
-def run(context: click.Context, out: Path | None, resume: bool, as_json: bool, quiet: bool, **asked: Any) -> None:
+def run(context: click.Context, /, out: Path | None, resume: bool, as_json: bool, quiet: bool, **asked: Any) -> None:
     """Trains both arms for real, in pairs, and gives the verdict with its report.
 
     One twin pair samples with seeds, so that both arms must be equal bit for bit; free pairs then show whether the
@@ -151,13 +151,13 @@ def _run_config(context: click.Context, asked: dict[str, Any], resumed: Path | N
     from parity.experiment import ExperimentConfig
     from parity.store import read_experiment
 
-    given = {
+    given: dict[str, Any] = {
         name: tuple(value) if isinstance(value, (list, tuple)) else value
         for name, value in asked.items()
         if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
     }
     training = {"lr": "learning_rate", "groups": "groups_per_step", "group_size": "group_size"}
-    changes = {field: given.pop(option) for option, field in training.items() if option in given}
+    changes: dict[str, Any] = {field: given.pop(option) for option, field in training.items() if option in given}
     if resumed is None:
         config = ExperimentConfig(**{"baseline": asked["baseline"], "experiment": asked["experiment"], **given})
     else:

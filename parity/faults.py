@@ -9,8 +9,8 @@ from itertools import pairwise
 from parity.errors import UsageError
 from parity.samples import Sample
 
-AfterScoring = Callable[[int, list[list[Sample]]], None]
-"""What the trainer calls with a step and its groups of samples, after rewards are set and before advantages."""
+AfterScoring = Callable[[int, list[Sample]], None]
+"""What the trainer calls with a step and its samples, after rewards are set and before advantages."""
 
 _OUTPUT_FIELDS = (
     "output_ids", "logprobs", "text", "finish_reason", "status", "loss_mask", "response_length", "weight_versions",
@@ -23,19 +23,18 @@ class Fault:
 
     name: str
     description: str
-    plant: Callable[[list[list[Sample]]], None]
+    plant: Callable[[list[Sample]], None]
 
 
-def _exchange_outputs(groups: list[list[Sample]]) -> None:
-    """Exchanges the outputs of two neighbours in a group that earned different rewards, and leaves the rewards."""
-    for group in groups:
-        for first, second in pairwise(group):
-            if first.reward != second.reward:
-                for name in _OUTPUT_FIELDS:
-                    ours, theirs = getattr(first, name), getattr(second, name)
-                    setattr(first, name, theirs)
-                    setattr(second, name, ours)
-                return
+def _exchange_outputs(samples: list[Sample]) -> None:
+    """Exchanges the outputs of the first two neighbours of a group whose rewards differ, and leaves the rewards."""
+    for first, second in pairwise(samples):
+        if first.group_index == second.group_index and first.reward != second.reward:
+            for name in _OUTPUT_FIELDS:
+                ours, theirs = getattr(first, name), getattr(second, name)
+                setattr(first, name, theirs)
+                setattr(second, name, ours)
+            return
 
 
 FAULTS = {
@@ -70,9 +69,9 @@ def planting(plants: Sequence[str]) -> AfterScoring:
     """
     parsed = [parse_plant(text) for text in plants]
 
-    def after_scoring(step: int, groups: list[list[Sample]]) -> None:
+    def after_scoring(step: int, samples: list[Sample]) -> None:
         for fault, at in parsed:
             if at == step:
-                fault.plant(groups)
+                fault.plant(samples)
 
     return after_scoring

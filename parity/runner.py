@@ -12,6 +12,7 @@ import random
 import shutil
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,9 @@ from parity.training.tasks import Task, get_task
 from parity.training.trainer import Trainer
 from parity.training.warm_start import warm_start
 from rollout_patch import Capabilities, Post, RequestFailed
+
+REQUEST_RETRIES = 2
+"""How often one request is sent again before its step is begun again."""
 
 STEP_ATTEMPTS = 5
 """How often a step is begun before the run gives up."""
@@ -117,8 +121,7 @@ def run_experiment(
         else:
             create_experiment(out, _describe(config, command))
         task = get_task(config.task)
-        watcher.note(f"policy: warm start on {task.name}")
-        policy = warm_start(task, cache)
+        policy = warm_start(task, cache, progress=_warm_start_progress(task.name, watcher))
         engine = open_engine(
             config.engine,
             policy,
@@ -172,6 +175,14 @@ def _check_resumed(config: ExperimentConfig, experiment: Mapping[str, Any]) -> N
         raise UsageError("--resume goes on with what was asked; these differ: " + "; ".join(differ))
 
 
+def _warm_start_progress(task: str, watcher: Watcher) -> Callable[[int, int], None]:
+    def progress(done: int, total: int) -> None:
+        if done * 10 // total > (done - 1) * 10 // total:
+            watcher.note(f"policy: warm start on {task}, step {done} of {total}")
+
+    return progress
+
+
 def _start_progress(engine: str, watcher: Watcher) -> Callable[[float, str], None]:
     def progress(seconds: float, line: str) -> None:
         if int(seconds) % 10 == 0:
@@ -190,6 +201,7 @@ class _Run:
     trainer: Trainer
     after_scoring: AfterScoring | None
     finished: int
+    peak_memory: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +242,7 @@ async def _run_pairs(
                     began = time.monotonic()
                     metrics = await _finish_step(bench, run, step, watcher)
                     run.finished += 1
+                    run.peak_memory = max(run.peak_memory, _memory())
                     done, here, now = done + 1, here + 1, time.monotonic()
                     rate = here / (now - start)
                     watcher.step(StepReport(pair, run.store.name, step, metrics, done, total, now - began, rate))
@@ -262,9 +275,25 @@ def _open_run(bench: _Bench, pair: Pair, role: int, resume: bool) -> _Run:
 def _close_run(run: _Run) -> None:
     if run.store.outcome()["status"] == "completed":
         return
-    memory = psutil.Process().memory_info().rss
     run.store.append_event("end", time.time(), step=run.finished)
-    run.store.write_outcome(_outcome(run.pair, run.arm, "completed", memory_bytes=memory))
+    steps = range(run.finished)
+    counts = {
+        "samples": sum(len(run.store.rollout(step)) for step in steps),
+        "groups": int(sum(row["rollout/groups"] for row in run.store.metrics())),
+        "exchanges": sum(1 for step in steps for _ in run.store.exchanges(step)),
+    }
+    details = {"peak_memory_bytes": run.peak_memory, "counts": counts}
+    run.store.write_outcome(_outcome(run.pair, run.arm, "completed", **details))
+
+
+def _memory() -> int:
+    """Resident memory of this process and all it started, the engine included, in bytes."""
+    here = psutil.Process()
+    total = 0
+    for process in [here, *here.children(recursive=True)]:
+        with suppress(psutil.NoSuchProcess):
+            total += process.memory_info().rss
+    return total
 
 
 def _outcome(pair: Pair, arm: str, status: str, **details: Any) -> dict[str, Any]:
@@ -342,7 +371,8 @@ async def _rollout(bench: _Bench, run: _Run, step: int, recording: Post | None) 
         step=step,
         seed=run.pair.seed,
         arm=run.arm,
-        post=recording or bench.client.generate,
+        client_post=recording or bench.client.generate,
+        retries=REQUEST_RETRIES,
         capabilities=bench.capabilities,
         engine_id=bench.engine.engine_id,
         seeded=run.pair.design == "twin",

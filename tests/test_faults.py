@@ -7,21 +7,31 @@ from parity.faults import planting
 from parity.samples import Sample
 
 
-def group(rewards: list[float]) -> list[Sample]:
-    return [Sample(0, slot, output_ids=[slot], text=str(slot), reward=reward) for slot, reward in enumerate(rewards)]
+def scored(*groups: list[float]) -> list[Sample]:
+    return [
+        Sample(group, slot, output_ids=[slot], text=str(slot), reward=reward)
+        for group, rewards in enumerate(groups)
+        for slot, reward in enumerate(rewards)
+    ]
 
 
 def test_exchanged_outputs_trade_places_while_rewards_stay() -> None:
-    groups = [group([1.0, 1.0, 1.0]), group([0.0, 0.0, 1.0])]
-    planting(["exchanged-outputs@3"])(3, groups)
-    assert [[sample.text for sample in of_group] for of_group in groups] == [["0", "1", "2"], ["0", "2", "1"]]
-    assert [[sample.reward for sample in of_group] for of_group in groups] == [[1.0, 1.0, 1.0], [0.0, 0.0, 1.0]]
+    samples = scored([1.0, 1.0, 1.0], [0.0, 0.0, 1.0])
+    planting(["exchanged-outputs@3"])(3, samples)
+    assert [sample.text for sample in samples] == ["0", "1", "2", "0", "2", "1"]
+    assert [sample.reward for sample in samples] == [1.0, 1.0, 1.0, 0.0, 0.0, 1.0]
 
 
 def test_other_steps_stay_as_they_are() -> None:
-    groups = [group([0.0, 1.0])]
-    planting(["exchanged-outputs@3"])(2, groups)
-    assert groups == [group([0.0, 1.0])]
+    samples = scored([0.0, 1.0])
+    planting(["exchanged-outputs@3"])(2, samples)
+    assert samples == scored([0.0, 1.0])
+
+
+def test_groups_without_a_difference_in_reward_have_nothing_to_exchange() -> None:
+    samples = scored([0.0, 0.0], [1.0, 1.0])
+    planting(["exchanged-outputs@0"])(0, samples)
+    assert samples == scored([0.0, 0.0], [1.0, 1.0])
 
 
 @pytest.mark.parametrize("text", ["exchanged-outputs", "exchanged-outputs@", "exchanged-outputs@-1", "nothing@3"])

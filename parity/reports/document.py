@@ -36,7 +36,7 @@ class RunRecord:
         seed: The seed of its pair.
         design: ``twin``, ``replay`` or ``paired``.
         metrics: Lines of ``metrics.jsonl``: one mapping a step under slime's names, with its ``step``.
-        outcome: Content of ``run.json``; read here: ``status``, ``message``, ``memory_bytes`` and ``counts``
+        outcome: Content of ``run.json``; read here: ``status``, ``message``, ``peak_memory_bytes`` and ``counts``
             (``samples``, ``groups``, ``exchanges``, …).
         events: Lines of ``events.jsonl``: ``event`` (``start``, ``step``, ``retry``, ``engine_restart``, ``resume``,
             ``abort``, ``end``), and where known ``time`` (seconds since the epoch), ``step``, ``message`` and
@@ -117,7 +117,7 @@ class CostRow:
 
 @dataclass(frozen=True, slots=True)
 class RunOutcome:
-    """How one run ended; `seconds` is the time in finished steps; it and `memory_bytes` are `None` if not recorded."""
+    """How one run ended; `seconds` is the time in finished steps; it and `peak_memory_bytes` are `None` if not recorded."""
 
     run: str
     arm: str
@@ -130,7 +130,7 @@ class RunOutcome:
     restarts: int
     resumes: int
     seconds: float | None
-    memory_bytes: int | None
+    peak_memory_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -397,7 +397,7 @@ def _outcome(run: RunRecord, curves: RunCurves) -> RunOutcome:
         restarts=happened("engine_restart"),
         resumes=happened("resume"),
         seconds=float(curves[STEP_TIME].values.sum()) if STEP_TIME in curves else None,
-        memory_bytes=run.outcome.get("memory_bytes"),
+        peak_memory_bytes=run.outcome.get("peak_memory_bytes"),
     )
 
 

@@ -132,7 +132,7 @@ def _not_compared(report: Report) -> str:
 
 def _outcomes(report: Report) -> list[str]:
     def cells(run: RunOutcome) -> tuple[object, ...]:
-        memory = "not recorded" if run.memory_bytes is None else f"{run.memory_bytes / 2**30:.2f} GiB"
+        memory = "not recorded" if run.peak_memory_bytes is None else f"{run.peak_memory_bytes / 2**30:.2f} GiB"
         ended = f"{run.status}: {run.message}" if run.message else run.status
         happened = (run.retries, run.restarts, run.resumes)
         return run.run, run.design, run.steps, ended, *happened, text.duration(run.seconds), memory
@@ -146,7 +146,7 @@ def _outcomes(report: Report) -> list[str]:
         "engine restarts",
         "resumes",
         "time in steps",
-        "memory at the end",
+        "peak memory",
     )
     rows = [cells(run) for run in report.outcomes]
     more = _left_out(len(rows) - _LISTED)

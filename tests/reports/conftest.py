@@ -49,7 +49,11 @@ def make_run(arm: str, seed: int, design: str = "paired", steps: int = 40) -> Ru
         {"event": "start", "time": 1000.0 * seed, "step": 0},
         {"event": "end", "time": 1000.0 * seed + 90, "step": steps},
     ]
-    outcome = {"status": "completed", "memory_bytes": 3 << 29, "counts": {"samples": 512 * steps, "groups": 64 * steps}}
+    outcome = {
+        "status": "completed",
+        "peak_memory_bytes": 3 << 29,
+        "counts": {"samples": 512 * steps, "groups": 64 * steps},
+    }
     metrics = [metrics_of_step(step, steps, noise, requests) for step in range(steps)]
     return RunRecord(f"{arm}-seed{seed}", arm, seed, design, metrics, outcome, events)
 
