@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import combinations
 from math import comb
 
 import numpy as np
@@ -17,29 +16,33 @@ import numpy.typing as npt
 
 from parity.errors import InputError
 from parity.statistics.groups import permutation_p
+from parity.statistics.runs import MOST_PERMUTATIONS, all_splits
 from parity.statistics.values import Floats, GroupValues, Result, check_paired
 
 BLOCK_ENTRIES = 8_000_000
-MOST_DEALS = 200_000
 SHAPES = ("kolmogorov_smirnov", "cramer_von_mises", "anderson_darling", "energy")
 
 
 def _deals(groups: int, size: int, permutations: int, rng: np.random.Generator) -> Iterator[npt.NDArray[np.float32]]:
-    """Blocks (B, G, 2n) of 1 for samples dealt to the experiment and 0 for the baseline, n of each in every group."""
+    """Blocks (G, 2n, B) of 1 for samples dealt to the experiment and 0 for the baseline, n of each in every group."""
     block = max(1, BLOCK_ENTRIES // (groups * 2 * size))
     ways = comb(2 * size, size)
-    table = None
-    if ways <= MOST_DEALS:
-        table = np.zeros((ways, 2 * size), np.float32)
-        chosen = np.array(list(combinations(range(2 * size), size)))
-        np.put_along_axis(table, chosen, 1.0, axis=1)
+    table = all_splits(2 * size, size).T.astype(np.float32) if ways <= MOST_PERMUTATIONS else None
     for start in range(0, permutations, block):
-        shape = (min(block, permutations - start), groups)
+        width = min(block, permutations - start)
         if table is not None:
-            yield table[rng.integers(0, ways, shape)]
+            chosen = rng.integers(0, ways, (groups, width))
+            yield np.stack([slot[chosen] for slot in table], axis=1)
         else:
-            dealt = np.argsort(rng.random((*shape, 2 * size), np.float32), axis=-1) < size
-            yield dealt.astype(np.float32)
+            order = np.argsort(rng.random((groups, 2 * size, width), np.float32), axis=1)
+            dealt = np.zeros(order.shape, np.float32)
+            np.put_along_axis(dealt, order[:, :size], 1.0, axis=1)
+            yield dealt
+
+
+def _seen_deal(groups: int, size: int) -> npt.NDArray[np.float32]:
+    """The deal that was seen, (G, 2n, 1): the last n samples of each group are the experiment's."""
+    return np.repeat(np.array([0.0, 1.0], np.float32), size)[None, :, None].repeat(groups, axis=0)
 
 
 def shape_tests(
@@ -67,8 +70,7 @@ def shape_tests(
     order = np.argsort(pooled, axis=None, kind="stable")
     ordered = pooled.ravel()[order]
     last_of_tie = np.append(np.diff(ordered) > 0, True)
-    observed_deal = np.repeat(np.array([0.0, 1.0], np.float32), size)[None, None].repeat(groups, axis=1)
-    observed = _shape_distances(observed_deal, order, ordered, last_of_tie)
+    observed = _shape_distances(_seen_deal(groups, size), order, ordered, last_of_tie)
     blocks = [_shape_distances(deals, order, ordered, last_of_tie) for deals in _deals(groups, size, permutations, rng)]
     simulated = np.concatenate(blocks)
     return {
@@ -89,16 +91,17 @@ def _shape_distances(
     ordered: Floats,
     last_of_tie: npt.NDArray[np.bool_],
 ) -> Floats:
-    """The four distances of each deal, (B, 4), in the order of `SHAPES`."""
+    """The four distances of each deal of a block (G, 2n, B), (B, 4), in the order of `SHAPES`."""
     total = len(ordered)
-    signs = deals.reshape(len(deals), -1)[:, order]
     # Half of the samples belong to each arm, so F - G moves by ±2/N at each sample of the pooled order.
     # The sums of ±1 are whole numbers, exact in single precision, so that equal distances stay equal.
-    gaps = np.cumsum(2 * signs - 1, axis=1)[:, last_of_tie] * np.float32(2 / total)
+    gaps = np.cumsum(2 * deals.reshape(total, -1)[order] - 1, axis=0)
+    if not last_of_tie.all():
+        gaps = gaps[last_of_tie]
+    gaps *= np.float32(2 / total)
     ends = np.flatnonzero(last_of_tie)
     ties = np.diff(ends, prepend=-1)
     share = (ends + 1) / total
-    squares = np.square(gaps, dtype=np.float32)
     inner = share < 1
     weights = np.stack(
         [
@@ -108,9 +111,10 @@ def _shape_distances(
         ],
         axis=1,
     )
-    means = squares.astype(np.float64) @ weights
+    largest = np.maximum(gaps.max(axis=0), -gaps.min(axis=0))
+    means = np.square(gaps).T @ weights.astype(np.float32)
     means[:, 2] = np.sqrt(means[:, 2])
-    return np.concatenate([np.abs(gaps).max(axis=1)[:, None], means], axis=1)
+    return np.concatenate([largest[:, None], means], axis=1).astype(np.float64)
 
 
 def equality_kernel(codes: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
@@ -170,9 +174,8 @@ def pair_contrasts(kernel: npt.NDArray[np.float32]) -> PairContrasts:
         InputError: The kernel is not of that shape, or groups have fewer than two samples.
     """
     size = _group_size(kernel)
-    deal = np.repeat(np.array([0.0, 1.0], np.float32), size)[None, None].repeat(len(kernel), axis=1)
-    within_baseline, within_experiment, cross = _kernel_means(kernel, deal)
-    return PairContrasts(within_baseline[0], within_experiment[0], cross[0])
+    within_baseline, within_experiment, cross = _kernel_means(kernel, _seen_deal(len(kernel), size))
+    return PairContrasts(within_baseline[:, 0], within_experiment[:, 0], cross[:, 0])
 
 
 def independence_tests(
@@ -197,8 +200,8 @@ def independence_tests(
     within, distance = [], []
     for deals in _deals(len(kernel), size, permutations, rng):
         baseline, experiment, cross = _kernel_means(kernel, deals)
-        within.append((experiment - cross).mean(axis=1))
-        distance.append((experiment + baseline - 2 * cross).mean(axis=1))
+        within.append((experiment - cross).mean(axis=0))
+        distance.append((experiment + baseline - 2 * cross).mean(axis=0))
     return {
         name: Result(
             method=f"pair kernel, {name.replace('_', ' ')}, labels dealt inside prompts, one-sided",
@@ -221,14 +224,12 @@ def _group_size(kernel: npt.NDArray[np.float32]) -> int:
 
 
 def _kernel_means(kernel: npt.NDArray[np.float32], deals: npt.NDArray[np.float32]) -> tuple[Floats, Floats, Floats]:
-    """Mean kernel over pairs inside the baseline, the experiment and across, (B, G) each, of deals (B, G, 2n)."""
+    """Mean kernel over pairs inside the baseline, the experiment and across, (G, B) each, of deals (G, 2n, B)."""
     size = kernel.shape[1] // 2
     off_diagonal = kernel * (1 - np.eye(2 * size, dtype=np.float32))
-    rows = off_diagonal.sum(axis=2)
-    by_group = np.ascontiguousarray(deals.transpose(1, 0, 2))
-    inside = np.einsum("gbi,gbi->bg", by_group @ off_diagonal, by_group).astype(np.float64)
-    touching = np.einsum("bgi,gi->bg", deals, rows).astype(np.float64)
-    cross = touching - inside
+    rows = off_diagonal.sum(axis=2, keepdims=True)
+    inside = np.einsum("gib,gib->gb", off_diagonal @ deals, deals).astype(np.float64)
+    cross = (rows.transpose(0, 2, 1) @ deals)[:, 0] - inside
     outside = rows.sum(axis=1, dtype=np.float64) - inside - 2 * cross
     pairs = size * (size - 1)
     return outside / pairs, inside / pairs, cross / size**2
