@@ -28,24 +28,24 @@ class Task(Protocol):
     def reward(self, prompt: str, response: str) -> float:
         """The score of a response, a function of the two texts alone."""
 
-    def demonstrations(self, seed: int, step: int, count: int) -> list[tuple[str, str]]:
-        """Prompts and responses for the warm start, as imitable as they are imperfect."""
+    def demonstrations(self, seed: int, step: int, count: int, *, careful: bool) -> list[tuple[str, str]]:
+        """Prompts and responses for the warm start: all right if `careful`, else imperfect."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
-    """Sums of two to four numbers, answered by the running sums: `7+15+4=` wants `22,26`.
+    """Sums of two or three numbers, answered by the running sums: `7+5+4=` wants `12,16`.
 
-    The reward is 1 for exactly that response and 0 for any other. Demonstrations slip in an addition with probability
-    `slip`, going on from the wrong sum, and ramble on after the last one with probability `ramble` a number: an
-    imitator samples right answers less often than it could give them, which is what reinforcement can mend.
+    The reward is 1 for exactly that response and 0 for any other. Careless demonstrations slip in an addition
+    with probability `slip`, going on from the wrong sum, and ramble on after the last one with probability `ramble` a
+    number: an imitator samples right answers less often than it could give them, which reinforcement can mend.
     """
 
-    largest: int = 19
-    slip: float = 0.3
-    ramble: float = 0.3
+    largest: int = 9
+    slip: float = 0.4
+    ramble: float = 0.2
     name: str = "arithmetic"
-    max_new_tokens: int = 16
+    max_new_tokens: int = 10
 
     def prompts(self, seed: int, step: int, count: int) -> list[str]:
         """`count` sums; their terms and lengths are uniform."""
@@ -57,21 +57,24 @@ class Arithmetic:
         running = accumulate(int(term) for term in prompt.removesuffix("=").split("+"))
         return float(response == ",".join(map(str, list(running)[1:])))
 
-    def demonstrations(self, seed: int, step: int, count: int) -> list[tuple[str, str]]:
-        """`count` sums and what a careless teacher answers."""
+    def demonstrations(self, seed: int, step: int, count: int, *, careful: bool) -> list[tuple[str, str]]:
+        """`count` sums and what a careful or a careless teacher answers."""
         random = Random(f"{self.name}/demonstrations/{seed}/{step}")
-        return [self._demonstration(random) for _ in range(count)]
+        return [
+            self._demonstration(random, 0.0 if careful else self.slip, 0.0 if careful else self.ramble)
+            for _ in range(count)
+        ]
 
     def _terms(self, random: Random) -> list[int]:
-        return [random.randint(1, self.largest) for _ in range(random.randint(2, 4))]
+        return [random.randint(1, self.largest) for _ in range(random.randint(2, 3))]
 
-    def _demonstration(self, random: Random) -> tuple[str, str]:
+    def _demonstration(self, random: Random, slip: float, ramble: float) -> tuple[str, str]:
         terms = self._terms(random)
         total, response = terms[0], []
         for term in terms[1:]:
-            total += term + (random.choice((-2, -1, 1, 2)) if random.random() < self.slip else 0)
+            total += term + (random.choice((-2, -1, 1, 2)) if random.random() < slip else 0)
             response.append(total)
-        while random.random() < self.ramble and len(response) < self.max_new_tokens:
+        while random.random() < ramble and len(response) < self.max_new_tokens:
             total += random.randint(1, self.largest)
             response.append(total)
         return _sum_prompt(terms), ",".join(map(str, response))

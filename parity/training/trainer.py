@@ -11,11 +11,11 @@ import numpy as np
 import pyarrow as pa
 import torch
 from torch import Tensor
-from transformers import Qwen2ForCausalLM
 
 from parity.errors import InputError, TrainingError, UsageError
 from parity.samples import Rollout
 from parity.training import grpo
+from parity.training.batching import pad, response_logits
 from parity.training.config import TrainingConfig
 from parity.training.determinism import deterministic
 from parity.training.policy import load_policy, replacing_directory, write_checkpoint
@@ -115,12 +115,12 @@ class Trainer:
         if self.reference is None:
             return None
         with torch.no_grad():
-            logits = response_logits(self.reference, batch)
+            logits = response_logits(self.reference, batch.tokens, batch.is_response)
             return grpo.token_log_probs(logits, batch.targets, self.config.temperature)
 
     def _update(self, batch: Batch, reference: Tensor | None) -> dict[str, float]:
         config = self.config
-        logits = response_logits(self.model, batch)
+        logits = response_logits(self.model, batch.tokens, batch.is_response)
         log_probs = grpo.token_log_probs(logits, batch.targets, config.temperature)
         losses, clipped = grpo.clipped_policy_loss(
             log_probs, batch.rollout_log_probs, batch.advantages, config.clip_low, config.clip_high
@@ -148,13 +148,6 @@ class Trainer:
         for name, value in metrics.items():
             if not math.isfinite(value):
                 raise TrainingError(f"step {self.step}: {name} is {value}")
-
-
-def response_logits(model: Qwen2ForCausalLM, batch: Batch) -> Tensor:
-    """Logits that predict each response token, (T, vocabulary); padding is on the right, so a causal mask hides it."""
-    hidden: Tensor = model.model(input_ids=batch.tokens, use_cache=False).last_hidden_state[:, :-1]
-    logits: Tensor = model.lm_head(hidden[batch.is_response[:, 1:]])
-    return logits
 
 
 def make_batch(rollout: Rollout, step: int) -> Batch:
@@ -188,15 +181,10 @@ def make_batch(rollout: Rollout, step: int) -> Batch:
         for bad in np.flatnonzero(~np.isfinite(values))[:1]:
             row = row_of[bad]
             raise TrainingError(f"step {step}, group {groups[row]}, slot {slots[row]}: {name} is {values[bad]}")
-    columns = np.arange((prompts.lengths + outputs.lengths).max())
-    starts, ends = prompts.lengths[:, None], (prompts.lengths + outputs.lengths)[:, None]
-    is_response = (columns >= starts) & (columns < ends)
-    tokens = np.zeros(is_response.shape, dtype=np.int64)
-    tokens[columns < starts] = prompts.values
-    tokens[is_response] = outputs.values
+    tokens, is_response = pad(prompts.values, prompts.lengths, outputs.values, outputs.lengths)
     return Batch(
-        tokens=torch.from_numpy(tokens),
-        is_response=torch.from_numpy(is_response),
+        tokens=tokens,
+        is_response=is_response,
         rollout_log_probs=torch.from_numpy(log_probs.values.astype(np.float32)),
         advantages=torch.from_numpy(advantages[rows].astype(np.float32)),
         weights=grpo.sample_mean_weights(

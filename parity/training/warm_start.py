@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast
 
+from parity.training.batching import pad, response_logits
 from parity.training.determinism import deterministic
 from parity.training.policy import build_policy, build_tokenizer, policy_config, save_policy
 from parity.training.tasks import Task
@@ -20,8 +25,9 @@ class WarmStartSettings:
     """Settings of the supervised training; the cached result is a function of them and of the task."""
 
     seed: int = 0
-    steps: int = 600
-    batch_size: int = 128
+    steps: int = 280
+    careful_steps: int = 210
+    batch_size: int = 64
     learning_rate: float = 3e-3
     threads: int = 2
 
@@ -35,7 +41,7 @@ def warm_start(
     """A policy that imitates the task's demonstrations, trained at the first call and found in the cache afterwards.
 
     Cross-entropy on response tokens and the end of sequence, AdamW, cosine decay to 0. Demonstrations are drawn anew
-    each step, so nothing is seen twice but by chance.
+    each step: careful ones at first, which teach the task, then the task's imperfect ones, which leave room to improve.
 
     Args:
         task: The task to imitate.
@@ -51,14 +57,13 @@ def warm_start(
     if path.exists():
         return path
     tokenizer, model = build_tokenizer(), build_policy(settings.seed)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, weight_decay=0.0)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, settings.steps)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.98), weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, settings.steps))
     with deterministic(settings.threads):
         for step in range(settings.steps):
-            demonstrations = task.demonstrations(settings.seed, step, settings.batch_size)
-            prompts = [tokenizer.encode(prompt) for prompt, _ in demonstrations]
-            responses = [[*tokenizer.encode(response), tokenizer.eos_token_id] for _, response in demonstrations]
-            loss = _imitation_loss(model, prompts, responses)
+            tokens, is_response = _demonstrations(task, settings, step, tokenizer)
+            logits = response_logits(model, tokens, is_response)
+            loss = torch.nn.functional.cross_entropy(logits, tokens[is_response])
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -69,15 +74,20 @@ def warm_start(
     return save_policy(model, path)
 
 
-def _imitation_loss(model: torch.nn.Module, prompts: list[list[int]], responses: list[list[int]]) -> torch.Tensor:
-    sequences = [torch.tensor([*prompt, *response]) for prompt, response in zip(prompts, responses, strict=True)]
-    tokens = torch.nn.utils.rnn.pad_sequence(sequences, batch_first=True)
-    starts = torch.tensor([len(prompt) for prompt in prompts])[:, None]
-    ends = torch.tensor([len(sequence) for sequence in sequences])[:, None]
-    columns = torch.arange(tokens.shape[1])
-    targets = tokens.where((columns >= starts) & (columns < ends), -100)[:, 1:]
-    logits = model(input_ids=tokens).logits[:, :-1]
-    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+def _rate(step: int, steps: int) -> float:
+    """Part of the learning rate: linear rise over 20 steps, cosine decay to 0."""
+    return min(1.0, (step + 1) / 20) * (1 + math.cos(math.pi * step / steps)) / 2
+
+
+def _demonstrations(
+    task: Task, settings: WarmStartSettings, step: int, tokenizer: PreTrainedTokenizerFast
+) -> tuple[Tensor, Tensor]:
+    careful = step < settings.careful_steps
+    demonstrations = task.demonstrations(settings.seed, step, settings.batch_size, careful=careful)
+    prompts = [tokenizer.encode(prompt) for prompt, _ in demonstrations]
+    responses = [[*tokenizer.encode(response), tokenizer.eos_token_id] for _, response in demonstrations]
+    flat = [(np.concatenate(rows), np.asarray([len(row) for row in rows])) for rows in (prompts, responses)]
+    return pad(*flat[0], *flat[1])
 
 
 def _key(task: Task, settings: WarmStartSettings) -> str:
@@ -87,6 +97,6 @@ def _key(task: Task, settings: WarmStartSettings) -> str:
     content = {
         "settings": asdict(settings),
         "model": model,
-        "demonstrations": task.demonstrations(settings.seed, 0, settings.batch_size),
+        "demonstrations": task.demonstrations(settings.seed, 0, settings.batch_size, careful=False),
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
