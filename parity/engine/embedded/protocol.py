@@ -1,4 +1,4 @@
-"""A `/generate` body to the sequences it asks for, and a finished sequence to a response item, as SGLang 0.5.23 has them.
+"""A `/generate` body to the sequences that it asks for, and a sequence to its response item, as SGLang 0.5.23 does.
 
 Two families of refusal, as there: a body of the wrong types gives `{"error": "<text>"}` in serde's words, a body
 whose values make no sense gives `{"error": {"message": "<text>"}}`; both with status 400.
@@ -259,7 +259,7 @@ def response_item(
 
 
 def ids_to_decode(request: SequenceRequest, result: Result, tokenizer_size: int) -> list[int]:
-    """The output ids whose text is returned: no matched stop token, and id 0 for ids beyond the tokenizer, as SGLang."""
+    """The output ids whose text is returned: no matched stop token, and id 0 for ids that the tokenizer lacks."""
     matched = (result.finish_reason or {}).get("matched")
     trimmed = isinstance(matched, int) and not request.sampling.no_stop_trim
     ids = result.output_ids[:-1] if trimmed else result.output_ids
@@ -285,7 +285,7 @@ def _triples(logprobs: Sequence[float | None], ids: Sequence[int]) -> list[list[
 
 def _spans(versions: Sequence[tuple[str, int]], count: int, weight_version: str) -> list[dict[str, Any]]:
     starts = [start for _, start in versions]
-    ends = [*starts[1:], count]
+    ends = [*starts[1:], count] if starts else []
     spans = [
         {"version": version, "start": start, "end": end}
         for (version, start), end in zip(versions, ends, strict=True)
