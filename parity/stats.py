@@ -39,6 +39,7 @@ from parity.statistics.runs import (
     tost_power,
     verdict_of,
 )
+from parity.statistics.sampling import SAMPLING_MARGINS, sampling_findings
 from parity.statistics.sequential import (
     ConfidenceSequence,
     EProcess,
@@ -50,6 +51,7 @@ from parity.statistics.values import GroupValues, Result, RunValues
 
 __all__ = [
     "PRIMARY_METRICS",
+    "SAMPLING_MARGINS",
     "Band",
     "Collapse",
     "ConfidenceSequence",
@@ -87,6 +89,7 @@ __all__ = [
     "prefix_kernel",
     "product_kernel",
     "runs_needed",
+    "sampling_findings",
     "sequential_verdict",
     "shape_tests",
     "simulate_power",

@@ -12,7 +12,7 @@ from parity.findings import Finding, Level, Status, Verdict, Where
 from parity.metrics import AlignedRuns, Curve, RunCurves, align, late_mean, late_median_log
 from parity.statistics.cost import RatioResult, paired_log_ratio
 from parity.statistics.multiplicity import holm
-from parity.statistics.runs import RunComparison, compare_runs, verdict_of
+from parity.statistics.runs import MOST_RUNS, RunComparison, compare_runs, verdict_of
 from parity.statistics.values import Floats, Interval, RunValues
 
 PRIMARY_METRICS = (
@@ -170,7 +170,11 @@ def _training_message(comparison: RunComparison, verdict: Verdict, summary: str,
 
 def _more_runs(comparison: RunComparison) -> str:
     if comparison.runs_needed is None:
-        return "how many more runs would decide it cannot be told from these"
+        return (
+            "runs without spread cannot tell how many more would decide"
+            if not comparison.sigma
+            else (f"more than {MOST_RUNS} runs an arm would be needed for this margin")
+        )
     more = [max(comparison.runs_needed - n, 0) for n in comparison.units]
     if not any(more):
         return "at least 1 more run an arm is needed: these had a 4 in 5 chance to decide and did not"
