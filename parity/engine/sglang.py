@@ -40,7 +40,7 @@ def find_python() -> Path:
     for python in candidates:
         if os.access(python, os.X_OK):
             return python
-    looked_at = " or ".join(str(python) for python in candidates)
+    looked_at = " or ".join(dict.fromkeys(str(python) for python in candidates))
     raise EngineError(
         f"no SGLang environment at {looked_at}: `make sglang` sets one up, or {PYTHON_VARIABLE} names its Python"
     )
