@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 
 from parity.contracts.facts import NULL, Facts, Groups, over_rows
 from parity.contracts.outcomes import SHOWN, Case, Outcome
-from parity.contracts.wire import outputs_of
+from parity.contracts.wire import Output, outputs_of
 from parity.exchanges import Exchange
 from parity.findings import Where
 from parity.samples import Rollout
@@ -42,17 +43,19 @@ def accounts_of(exchanges: Iterable[Exchange]) -> dict[Key, Account]:
         account.answered[exchange.arm or "unknown"] += 1
         outputs = outputs_of(exchange, "")
         account.unreadable += len(exchange.outputs) - len(outputs)
-        account.outputs.update(
-            _content(output.ids or [], output.triples, output.finish.get("type")) for output in outputs
-        )
+        account.outputs.update(map(_content, outputs))
     return accounts
 
 
-def _content(ids: Iterable[int], triples: list[Any] | None, finish: Any) -> tuple[Any, ...]:
-    logprobs = (
-        None if triples is None else tuple(item[0] if isinstance(item, list) and item else None for item in triples)
+def _content(output: Output) -> tuple[Any, ...]:
+    """What a sample keeps of an output, hashable."""
+    values = None if output.triples is None else list(map(itemgetter(0), output.triples))
+    sound = values is not None and set(map(type, values)) <= {float, int, type(None)}
+    return (
+        tuple(output.ids or ()),
+        tuple(values) if values is not None and sound else None,
+        str(output.finish.get("type")),
     )
-    return tuple(ids), logprobs, finish
 
 
 def requests_accounted(facts: Facts, groups: Groups, accounts: dict[Key, Account], chunk: int | None) -> Outcome:
@@ -107,7 +110,8 @@ def samples_received(facts: Facts, groups: Groups, rollout: Rollout, accounts: d
         left = Counter(account.outputs)
         strangers = []
         for row in rows:
-            content = (tuple(ids[row]), None if logprobs[row] is None else tuple(logprobs[row]), finish[row])
+            values = None if logprobs[row] is None else tuple(logprobs[row])
+            content = tuple(ids[row]), values, str(finish[row])
             left[content] -= 1
             if left[content] < 0:
                 strangers.append(row)

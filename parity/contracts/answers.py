@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from operator import itemgetter
 from typing import Any
 
-from parity.contracts.wire import Output, outputs_of
+from parity.contracts.wire import Output, ints_of, outputs_of
 from parity.exchanges import Exchange
 from parity.samples import STATUS_OF_FINISH_REASON, Sample
 
@@ -34,27 +36,39 @@ def _sample(output: Output, group_index: int, slot: int) -> Sample:
     exchange, params, meta = output.exchange, output.params, output.meta
     reason = output.finish.get("type")
     triples = output.triples
-    aligned = triples is not None and all(isinstance(item, list) and item for item in triples)
     version = meta.get("weight_version")
     text = output.body.get("text")
     return Sample(
         group_index,
         slot,
         rollout_id=exchange.rollout_id,
-        prompt_ids=output.prompt if isinstance(output.prompt, list) else None,
+        prompt_ids=ints_of(output.prompt),
         output_ids=output.ids,
-        logprobs=[item[0] for item in triples] if triples is not None and aligned else None,
+        logprobs=None if triples is None else list(map(_logprob, map(itemgetter(0), triples))),
         text=text if isinstance(text, str) else None,
         finish_reason=None if reason is None else str(reason),
         status=STATUS_OF_FINISH_REASON.get(str(reason)),
-        response_length=meta.get("completion_tokens"),
-        max_new_tokens=params.get("max_new_tokens"),
+        response_length=_whole(meta.get("completion_tokens")),
+        max_new_tokens=_whole(params.get("max_new_tokens")),
         weight_versions=None if version is None else [str(version)],
-        temperature=params.get("temperature"),
-        top_p=params.get("top_p"),
-        top_k=params.get("top_k"),
-        prompt_tokens=meta.get("prompt_tokens"),
-        cached_tokens=meta.get("cached_tokens"),
+        temperature=_float(params.get("temperature")),
+        top_p=_float(params.get("top_p")),
+        top_k=_whole(params.get("top_k")),
+        prompt_tokens=_whole(meta.get("prompt_tokens")),
+        cached_tokens=_whole(meta.get("cached_tokens")),
         arm=exchange.arm,
         engine_id=exchange.engine_id,
     )
+
+
+def _whole(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _float(value: Any) -> float | None:
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def _logprob(value: Any) -> float:
+    number = _float(value)
+    return math.nan if number is None else number

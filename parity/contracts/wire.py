@@ -46,15 +46,16 @@ class Output:
 
     @property
     def ids(self) -> list[int] | None:
-        """`output_ids`, if it is a list."""
-        ids = self.body.get("output_ids")
-        return ids if isinstance(ids, list) else None
+        """`output_ids`, if it is a list of whole numbers."""
+        return ints_of(self.body.get("output_ids"))
 
     @property
-    def triples(self) -> list[Any] | None:
-        """`output_token_logprobs`, if it is a list."""
+    def triples(self) -> list[list[Any]] | None:
+        """`output_token_logprobs`, if it is a list of lists of log-prob, id and maybe text."""
         triples = self.meta.get("output_token_logprobs")
-        return triples if isinstance(triples, list) else None
+        if not isinstance(triples, list) or not set(map(type, triples)) <= {list}:
+            return None
+        return triples if min(map(len, triples), default=2) >= 2 else None
 
     @property
     def finish(self) -> Mapping[str, Any]:
@@ -70,6 +71,11 @@ class Output:
 
 def _whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def ints_of(value: Any) -> list[int] | None:
+    """The value, if it is a list of whole numbers."""
+    return value if isinstance(value, list) and set(map(type, value)) <= {int} else None
 
 
 def params_of(exchange: Exchange, prompt: int) -> Mapping[str, Any]:
@@ -118,6 +124,9 @@ def response_shape(exchange: Exchange, name: str, rules: Rules) -> Iterator[Case
         if not isinstance(body, dict) or "meta_info" not in body or not body.keys() & {"text", "output_ids"}:
             message = f"output {slot} holds {keys}"
             yield exchange_case(exchange, name, "response", ["meta_info", "output_ids", "text"], keys, message)
+        elif body.get("output_ids") is not None and ints_of(body["output_ids"]) is None:
+            found = str(body["output_ids"])[:60]
+            yield exchange_case(exchange, name, "output_ids", "whole numbers", found, f"output {slot} has ids {found}")
 
 
 def output_count(exchange: Exchange, name: str, rules: Rules) -> Iterator[Case]:
@@ -244,7 +253,7 @@ def _placeholders(prompt: Any, rules: Rules) -> int:
     if isinstance(prompt, str):
         return sum(prompt.count(item) for item in rules.media_placeholders if isinstance(item, str))
     tokens = {item for item in rules.media_placeholders if isinstance(item, int)}
-    places = [token if token in tokens else None for token in prompt or []]
+    places = [token if token in tokens else None for token in ints_of(prompt) or []]
     return sum(token is not None and token != before for before, token in zip([None, *places], places, strict=False))
 
 
@@ -256,7 +265,9 @@ def logprobs_returned(output: Output, rules: Rules) -> Iterator[Case]:
     asked = output.exchange.request.get("return_logprob")
     wanted = asked[output.slot] if isinstance(asked, list) and output.slot < len(asked) else asked
     if wanted and output.triples is None:
-        yield output.case("output_token_logprobs", "log-probs", None, "log-probs were asked for and did not come")
+        found = str(output.meta.get("output_token_logprobs"))[:60]
+        message = f"log-probs were asked for and came as {found}"
+        yield output.case("output_token_logprobs", "[log-prob, id, text] a token", found, message)
 
 
 def rollout_log_probs_length(output: Output, rules: Rules) -> Iterable[Case] | Skip:
@@ -276,8 +287,6 @@ def rollout_log_probs_length(output: Output, rules: Rules) -> Iterable[Case] | S
             yield output.case(
                 "output_token_logprobs", len(ids), len(triples), f"{len(triples)} log-probs for {len(ids)} output ids"
             )
-        elif any(not isinstance(item, list) or len(item) < 2 for item in triples):
-            yield output.case("output_token_logprobs", "[log-prob, id, text]", "other", "a log-prob entry is no triple")
         elif (named := list(map(itemgetter(1), triples))) != ids:
             place = next(k for k, (a, b) in enumerate(zip(named, ids, strict=True)) if a != b)
             message = f"the log-prob at token {place} is of id {named[place]}, the output id there is {ids[place]}"
@@ -288,7 +297,7 @@ def rollout_log_probs_length(output: Output, rules: Rules) -> Iterable[Case] | S
 
 def logprob_values(output: Output, rules: Rules) -> Iterable[Case] | Skip:
     """Log-probs are finite, at most 0, and no padding value such as -9999."""
-    if output.triples is None or any(not isinstance(item, list) or not item for item in output.triples):
+    if output.triples is None:
         return Skip.MISSING if output.exchange.request.get("return_logprob") else Skip.UNCONCERNED
     values = list(map(itemgetter(0), output.triples))
     bad = [place for place, value in enumerate(values) if not _is_logprob(value)]
@@ -342,7 +351,7 @@ def finish_stop(output: Output, rules: Rules) -> Iterable[Case] | Skip:
     ids, matched = output.ids, output.finish.get("matched")
     if ids is None:
         return Skip.MISSING
-    asked = output.params.get("stop_token_ids") or []
+    asked = ints_of(output.params.get("stop_token_ids")) or []
     stops = {*asked, *rules.stop_token_ids}
 
     def cases() -> Iterator[Case]:
@@ -377,10 +386,7 @@ def _stop_cases(output: Output, ids: Sequence[int], matched: Any, stops: set[int
                 "finish_reason", sorted(stops)[:20], matched, f"stopped on token {matched}, which is no stop token"
             )
     else:
-        wanted = output.params.get("stop")
-        strings = (
-            [wanted] if isinstance(wanted, str) else list(wanted or []) + list(output.params.get("stop_regex") or [])
-        )
+        strings = [*_strings(output.params.get("stop")), *_strings(output.params.get("stop_regex"))]
         text = output.body.get("text")
         trimmed = not output.params.get("no_stop_trim")
         if matched not in strings:
@@ -391,9 +397,15 @@ def _stop_cases(output: Output, ids: Sequence[int], matched: Any, stops: set[int
             yield output.case("text", "trimmed", text[-40:], message)
 
 
+def _strings(value: Any) -> list[str]:
+    """A string or a list of them as a list."""
+    values = value if isinstance(value, list) else [value]
+    return [item for item in values if isinstance(item, str)]
+
+
 def _ends_known(stops: set[int], output: Output) -> bool:
     """Whether all stop tokens are known: those asked for alone leave out the model's own end tokens."""
-    return bool(stops - set(output.params.get("stop_token_ids") or []))
+    return bool(stops - set(ints_of(output.params.get("stop_token_ids")) or []))
 
 
 def abort_shape(output: Output, rules: Rules) -> Iterator[Case]:
