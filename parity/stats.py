@@ -9,7 +9,7 @@ from __future__ import annotations
 from parity.statistics.bands import Band, curve_band
 from parity.statistics.collapse import Collapse, RateComparison, collapse_rates, detect_collapse
 from parity.statistics.cost import RatioResult, paired_log_ratio
-from parity.statistics.findings import PRIMARY_METRICS, cost_findings, training_findings
+from parity.statistics.findings import PRIMARY_METRICS, collapse_finding, cost_findings, training_findings
 from parity.statistics.groups import (
     PairedResult,
     groups_needed,
@@ -69,6 +69,7 @@ __all__ = [
     "average_e_value",
     "benjamini_hochberg",
     "bernoulli_e_value",
+    "collapse_finding",
     "collapse_rates",
     "compare_runs",
     "cost_findings",

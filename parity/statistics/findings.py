@@ -10,9 +10,10 @@ import numpy as np
 from parity.errors import UsageError
 from parity.findings import Finding, Level, Status, Verdict, Where
 from parity.metrics import AlignedRuns, Curve, RunCurves, align, late_mean, late_median_log
+from parity.statistics.collapse import collapse_rates, detect_collapse
 from parity.statistics.cost import RatioResult, paired_log_ratio
 from parity.statistics.multiplicity import holm
-from parity.statistics.runs import MOST_RUNS, RunComparison, compare_runs, verdict_of
+from parity.statistics.runs import ALPHA, MOST_RUNS, RunComparison, compare_runs, verdict_of
 from parity.statistics.values import Floats, Interval, RunValues
 
 PRIMARY_METRICS = (
@@ -24,6 +25,7 @@ PRIMARY_METRICS = (
 )
 """The metrics that training parity is read from; each needs a margin, the gradient norm's in nats of its log."""
 
+REWARD = "rollout/raw_reward"
 REQUESTS = "perf/requests"
 ROLLOUT_TIME = "perf/rollout_time"
 TOKENS_PER_SECOND = "perf/tokens_per_gpu_per_sec"
@@ -193,9 +195,10 @@ def _finding(
     evidence: Mapping[str, Any],
     expected: object = None,
     observed: object = None,
+    check: str = "training_parity",
 ) -> Finding:
     return Finding(
-        check="training_parity",
+        check=check,
         level=Level.TRAINING,
         status=status,
         message=message,
@@ -204,6 +207,49 @@ def _finding(
         observed=observed,
         evidence=evidence,
     )
+
+
+def collapse_finding(baseline: Sequence[RunCurves], experiment: Sequence[RunCurves]) -> Finding:
+    """Whether runs of one arm collapse more often: a safety endpoint beside the means.
+
+    FAIL if Barnard's exact test tells the rates apart at 5 %, INCONCLUSIVE if a run collapsed or ended in a fall and it
+    does not, PASS if none did, which the message bounds: no collapse in n runs leaves a rate up to 1 - 0.05^(1/n)
+    possible.
+
+    Args:
+        baseline: Curves by metric of each run of the baseline.
+        experiment: The same of the experiment.
+    """
+    arms = _arms(baseline, experiment)
+    lacking = sum(REWARD not in run for _, runs in arms for run in runs)
+    if lacking or not baseline or not experiment:
+        message = f"collapse: {REWARD} is not recorded in {lacking} of {len(baseline)} + {len(experiment)} runs"
+        return _finding(REWARD, Status.NOT_COMPARED, message, {}, check="collapse_rate")
+    found = {arm: [detect_collapse(run[REWARD]) for run in runs] for arm, runs in arms}
+    counts = {arm: (sum(run.onset is not None for run in runs), len(runs)) for arm, runs in found.items()}
+    rates = collapse_rates(counts["experiment"], counts["baseline"])
+    onsets = {run.run: run.onset for runs in found.values() for run in runs if run.onset is not None}
+    suspects = [run.run for runs in found.values() for run in runs if run.suspect]
+    message = rates.sentence
+    if suspects:
+        message += f"; {', '.join(suspects)} ended in a fall too short to judge"
+    if not onsets and not suspects:
+        bounds = [1 - 0.05 ** (1 / counts[arm][1]) for arm, _ in arms]
+        message = f"no run collapsed, which leaves rates up to {bounds[0]:.0%} (baseline) and {bounds[1]:.0%} possible"
+    status = Status.INCONCLUSIVE if onsets or suspects else Status.PASS
+    evidence = {
+        "baseline": list(rates.baseline),
+        "experiment": list(rates.experiment),
+        "difference": rates.difference,
+        "ci95": rates.ci95,
+        "p": rates.p,
+        "p_harm": rates.p_harm,
+        "onsets": onsets,
+        "suspects": suspects,
+        "unit": rates.unit,
+        "method": rates.method,
+    }
+    return _finding(REWARD, Status.FAIL if rates.p < ALPHA else status, message, evidence, check="collapse_rate")
 
 
 def cost_findings(pairs: Sequence[tuple[RunCurves, RunCurves]], warm_up: int = 2) -> list[Finding]:

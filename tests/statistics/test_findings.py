@@ -11,9 +11,12 @@ import pytest
 from parity.errors import InputError, UsageError
 from parity.findings import Finding, Level, Status
 from parity.metrics import RunCurves, curves_of_run
-from parity.stats import PRIMARY_METRICS, cost_findings, training_findings
+from parity.stats import PRIMARY_METRICS, collapse_finding, cost_findings, training_findings
 
 MARGINS = {"rollout/raw_reward": 0.05, "train/grad_norm": 0.3}
+
+
+AB = (("base", 0.0), ("native", 1.0))
 
 
 def arm_of_runs(arm: str, count: int, seed: int, shift: float = 0.0, steps: int = 40) -> list[RunCurves]:
@@ -67,6 +70,15 @@ def test_an_open_comparison_says_how_many_more_runs_it_takes() -> None:
     more = found.evidence["runs_needed"] - 3
     assert more > 0
     assert f"{more} more runs an arm" in found.message
+
+
+def test_a_margin_out_of_reach_and_runs_without_spread_say_so() -> None:
+    tiny = training_findings(arm_of_runs("base", 3, 0), arm_of_runs("native", 3, 1), {"rollout/raw_reward": 1e-5})[0]
+    assert "more than 1000 runs" in tiny.message
+    constant = [[curves_of_run(f"{arm}{k}", [{"step": s, "m": v} for s in range(30)]) for k in "abc"] for arm, v in AB]
+    apart = training_findings(constant[0], constant[1], {"m": 0.1})[0]
+    assert apart.status is Status.INCONCLUSIVE
+    assert "without spread" in apart.message
 
 
 def test_a_metric_that_a_run_lacks_is_not_compared() -> None:
@@ -135,6 +147,40 @@ def test_no_runs_and_runs_of_one_name_are_refused() -> None:
 
 def test_five_metrics_are_primary() -> None:
     assert len(set(PRIMARY_METRICS)) == 5
+
+
+def arm_with_collapses(arm: str, count: int, collapsed: int, at: int = 30) -> list[RunCurves]:
+    found = arm_of_runs(arm, count, 3, steps=60)
+    for run in found[:collapsed]:
+        run["rollout/raw_reward"].values[at:] = 0.01
+    return found
+
+
+def test_runs_that_do_not_collapse_pass_with_the_rate_that_stays_possible() -> None:
+    found = collapse_finding(arm_with_collapses("base", 3, 0), arm_with_collapses("native", 3, 0))
+    assert (found.check, found.level, found.status) == ("collapse_rate", Level.TRAINING, Status.PASS)
+    assert "63%" in found.message
+
+
+def test_one_collapse_against_none_is_inconclusive_and_three_against_none_fail() -> None:
+    healthy = arm_with_collapses("base", 3, 0)
+    one = collapse_finding(healthy, arm_with_collapses("native", 3, 1))
+    assert one.status is Status.INCONCLUSIVE
+    assert list(one.evidence["onsets"]) == ["native-seed0"]
+    assert collapse_finding(healthy, arm_with_collapses("native", 3, 3)).status is Status.FAIL
+
+
+def test_a_fall_at_the_very_end_is_named_as_undecided() -> None:
+    found = collapse_finding(arm_with_collapses("base", 3, 0), arm_with_collapses("native", 3, 1, at=55))
+    assert found.status is Status.INCONCLUSIVE
+    assert "native-seed0 ended in a fall" in found.message
+
+
+def test_collapse_without_rewards_is_not_compared() -> None:
+    runs = arm_with_collapses("base", 2, 0)
+    del runs[0]["rollout/raw_reward"]
+    assert collapse_finding(runs, arm_with_collapses("native", 2, 0)).status is Status.NOT_COMPARED
+    assert collapse_finding([], runs).status is Status.NOT_COMPARED
 
 
 def costed(run: str, requests: int, seconds: np.ndarray, tokens: float) -> RunCurves:
