@@ -30,5 +30,5 @@ $(INSTALLED): pyproject.toml constraints.txt
 	touch $@
 
 $(SGLANG_INSTALLED): $(wildcard tools/sglang_cpu/*)
-	PYTHON=$(PYTHON) bash tools/sglang_cpu/setup.sh .venv-sglang
+	$(PYTHON) tools/sglang_cpu/install.py .venv-sglang
 	touch $@

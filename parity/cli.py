@@ -197,7 +197,7 @@ def _step_line(step: Any) -> str:
     metrics = step.metrics
     shown = {"reward": "rollout/raw_reward", "length": "rollout/response_len/mean", "grad norm": "train/grad_norm"}
     values = " ".join(f"{name} {metrics.get(key, float('nan')):.3f}" for name, key in shown.items())
-    return f"{step.pair.design} {step.run} step {step.step + 1}/{step.pair.steps} {values}"
+    return f"{step.pair.design} {step.run} step {step.step} {values}"
 
 
 def _plain_line(step: Any) -> str:

@@ -117,7 +117,7 @@ class CostRow:
 
 @dataclass(frozen=True, slots=True)
 class RunOutcome:
-    """How one run ended; `seconds` is the time in finished steps; it and `peak_memory_bytes` are `None` if not recorded."""
+    """How one run ended; `seconds` is the time in finished steps; it and the memory are `None` if not recorded."""
 
     run: str
     arm: str

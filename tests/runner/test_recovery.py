@@ -1,0 +1,141 @@
+"""Whatever dies on the way, a seeded run ends with the curves it would have had."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from aiohttp import ClientSession, web
+from small_experiment import STEPS, TWIN, Parity, curves, stores
+
+from parity.engine import open_engine
+from parity.training.tasks import get_task
+from parity.training.warm_start import warm_start
+
+
+def wait_for_steps(out: Path, steps: int) -> None:
+    deadline = time.monotonic() + 200
+    while sum(store.finished_steps() for store in stores(out) if store.path.exists()) < steps:
+        assert time.monotonic() < deadline, f"fewer than {steps} steps were finished"
+        time.sleep(0.02)
+
+
+def assert_same_curves(out: Path, undisturbed: Path) -> None:
+    for store, reference in zip(stores(out), stores(undisturbed), strict=True):
+        assert curves(store) == curves(reference)
+
+
+def events(out: Path, name: str) -> list[str]:
+    return [event["event"] for store in stores(out) for event in store.events() if event["event"] == name]
+
+
+def test_killed_runners_resume_to_the_same_curves(
+    parity: Parity, finished_twin: tuple[Path, str], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    process = parity("run", *TWIN, "--out", out)
+    for steps in (1, 4):
+        wait_for_steps(out, steps)
+        children = psutil.Process(process.pid).children(recursive=True)
+        process.kill()
+        process.communicate()
+        _, alive = psutil.wait_procs(children, timeout=20)
+        assert not alive, "the engine must not outlive its runner"
+        process = parity("run", "--out", out, "--resume")
+    printed, errors = process.communicate(timeout=240)
+    assert process.returncode == 0, printed + errors
+    assert_same_curves(out, finished_twin[0])
+    assert events(out, "resume")
+
+
+def test_an_interrupt_says_how_to_go_on(parity: Parity, finished_twin: tuple[Path, str], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    process = parity("run", *TWIN, "--out", out)
+    wait_for_steps(out, 2)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert f"parity run --out {out} --resume" in errors
+    assert "Traceback" not in errors
+    process = parity("run", "--out", out, "--resume")
+    assert process.wait(timeout=240) == 0
+    process.communicate()
+    assert_same_curves(out, finished_twin[0])
+
+
+def test_a_killed_engine_is_started_again(parity: Parity, finished_twin: tuple[Path, str], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    process = parity("run", *TWIN, "--out", out)
+    wait_for_steps(out, 3)
+    for child in psutil.Process(process.pid).children(recursive=True):
+        if "parity.engine.embedded" in child.cmdline():
+            child.kill()
+    printed, errors = process.communicate(timeout=240)
+    assert process.returncode == 0, printed + errors
+    assert_same_curves(out, finished_twin[0])
+    assert events(out, "engine_restart") == ["engine_restart"]
+    assert sum(store.finished_steps() for store in stores(out)) == 2 * STEPS
+
+
+@pytest.fixture
+def unreliable_url(policy_cache: Path, tmp_path: Path) -> Iterator[str]:
+    """An engine behind a proxy that answers each 9th request 502, and cuts each 11th after the engine has done it."""
+    engine = open_engine("embedded", warm_start(get_task("arithmetic"), policy_cache), tmp_path / "logs")
+    started: asyncio.Queue[str] = asyncio.Queue()
+    loop = asyncio.new_event_loop()
+    count = 0
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        nonlocal count
+        body = await request.read()
+        async with request.app["session"].request(request.method, engine.url + request.path_qs, data=body) as answer:
+            content = await answer.read()
+            if request.path == "/generate":
+                count += 1
+                if count % 9 == 0:
+                    return web.Response(status=502, text="Bad Gateway")
+                if count % 11 == 0:
+                    assert request.transport is not None
+                    request.transport.abort()
+            return web.Response(status=answer.status, body=content, content_type="application/json")
+
+    async def serve() -> web.AppRunner:
+        app = web.Application(client_max_size=1 << 24)
+        app["session"] = ClientSession()
+        app.router.add_route("*", "/{path:.*}", handle)
+        runner = web.AppRunner(app, shutdown_timeout=1)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        started.put_nowait(f"http://127.0.0.1:{runner.addresses[0][1]}")
+        return runner
+
+    app_runner = loop.run_until_complete(serve())
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    yield started.get_nowait()
+    asyncio.run_coroutine_threadsafe(app_runner.app["session"].close(), loop).result()
+    asyncio.run_coroutine_threadsafe(app_runner.cleanup(), loop).result()
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
+    engine.stop()
+
+
+def test_lost_answers_are_asked_for_again_and_counted(
+    unreliable_url: str, parity: Parity, finished_twin: tuple[Path, str], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    process = parity("run", *TWIN, "--engine", unreliable_url, "--control", "--out", out)
+    printed, errors = process.communicate(timeout=240)
+    assert process.returncode == 0, printed + errors
+    assert_same_curves(out, finished_twin[0])
+    exchanges = [exchange for store in stores(out) for step in range(STEPS) for exchange in store.exchanges(step)]
+    assert {exchange.status for exchange in exchanges} == {0, 200, 502}
+    assert len([exchange for exchange in exchanges if exchange.status == 200]) == STEPS * (16 + 4)

@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_experiment import SMALL, STEPS, TWIN, Parity, curves, stores
+
+from parity.store import run_store
+
+
+def report_of(out: Path) -> dict[str, Any]:
+    return dict(json.loads((out / "report" / "report.json").read_bytes()))
+
+
+def test_a_twin_of_a_sound_patch_is_equal_bit_for_bit(finished_twin: tuple[Path, str]) -> None:
+    out, printed = finished_twin
+    baseline, native = (curves(store) for store in stores(out))
+    assert len(baseline) == STEPS
+    assert baseline == native
+    assert any(row["train/grad_norm"] > 0 for row in baseline)
+    assert report_of(out)["verdict"] == "PARITY"
+    assert "PARITY" in printed.splitlines()[-2] + printed.splitlines()[-3]
+
+
+def test_each_step_is_one_plain_line(finished_twin: tuple[Path, str]) -> None:
+    _, printed = finished_twin
+    lines = [line for line in printed.splitlines() if line.startswith("twin ")]
+    assert len(lines) == 2 * STEPS
+    assert all("reward" in line and "s left]" in line for line in lines)
+
+
+def test_the_arms_ask_as_their_names_say(finished_twin: tuple[Path, str]) -> None:
+    out, _ = finished_twin
+    for store, requests in zip(stores(out), (16, 4), strict=True):
+        for step in range(STEPS):
+            exchanges = list(store.exchanges(step))
+            assert len(exchanges) == requests
+            assert sum(len(exchange.outputs) for exchange in exchanges) == 16
+
+
+def test_training_moves_the_weights_and_the_engine_follows(finished_twin: tuple[Path, str]) -> None:
+    """The log-probs that the engine reports are those of the weights that the trainer has, at every step."""
+    out, _ = finished_twin
+    for store in stores(out):
+        for step, row in enumerate(store.metrics()):
+            assert row["train/train_rollout_logprob_abs_diff"] < 1e-4
+            versions = store.rollout(step).table.column("weight_versions").to_pylist()
+            assert {tuple(version) for version in versions} == {(f"{store.name}-step{step}",)}
+        losses = [row["rollout/rollout_log_probs"] for row in store.metrics()]
+        assert len(set(losses)) == STEPS
+
+
+def test_the_report_has_the_eight_rows_and_its_files(finished_twin: tuple[Path, str]) -> None:
+    out, _ = finished_twin
+    report = (out / "report" / "report.md").read_text()
+    names = ["output count", "response length", "rollout_log_probs length", "finish_reason", "reward", "advantage"]
+    places = [report.index(f"\n| {name} |") for name in [*names, "loss", "grad norm"]]
+    assert places == sorted(places)
+    assert {path.suffix for path in (out / "report").iterdir()} == {".md", ".json", ".xml", ".png"}
+
+
+def test_a_report_is_written_again_from_the_files_alone(finished_twin: tuple[Path, str], parity: Parity) -> None:
+    out, _ = finished_twin
+    before = (out / "report" / "report.md").read_bytes()
+    (out / "report" / "report.md").unlink()
+    process = parity("report", out, "--json")
+    printed, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    assert json.loads(printed)["verdict"] == "PARITY"
+    assert (out / "report" / "report.md").read_bytes() == before
+
+
+def test_outputs_exchanged_after_scoring_are_found_at_their_step_group_and_slot(parity: Parity, tmp_path: Path) -> None:
+    process = parity("run", *TWIN, "--plant", "exchanged-outputs@2", "--out", tmp_path / "out", "--quiet")
+    printed, errors = process.communicate(timeout=240)
+    assert (process.returncode, printed.strip()) == (1, "DIFFERENT"), errors
+    baseline, changed = (list(store.rollout(2).samples()) for store in stores(tmp_path / "out"))
+    moved = [
+        (ours.group_index, ours.index)
+        for ours, theirs in zip(baseline, changed, strict=True)
+        if ours.text != theirs.text
+    ]
+    assert len(moved) == 2, "the fault moves two outputs of one group"
+    findings = report_of(tmp_path / "out")["findings"]
+    located = {
+        (where["rollout_id"], where["group_index"], where["index"])
+        for finding in findings
+        if finding["status"] == "fail" and "index" in (where := finding["where"])
+    }
+    assert (2, *moved[0]) in located
+    assert located <= {(2, *place) for place in moved}
+    # the curves leave each other at that step and not before
+    before, after = (curves(store) for store in stores(tmp_path / "out"))
+    assert before[:2] == after[:2]
+    assert before[2]["train/loss"] != after[2]["train/loss"]
+
+
+def test_free_pairs_and_a_replay_of_them(parity: Parity, tmp_path: Path) -> None:
+    """Without seeds, one recording through both arms takes the twin's place."""
+    out = tmp_path / "out"
+    designs = ("--design", "replay", "--design", "paired", "--seeds", "2", "--steps", "2")
+    process = parity("run", "--baseline", "--experiment", "batched", *designs, *SMALL, "--out", out)
+    printed, errors = process.communicate(timeout=240)
+    assert process.returncode == 0, printed + errors
+    replays = [curves(run_store(out, f"replay-{arm}-seed1")) for arm in ("per-sample", "batched")]
+    assert replays[0] == replays[1]
+    # the baseline's replay trains as the run that was recorded did
+    recorded = curves(run_store(out, "per-sample-seed1"))
+    assert [row["train/loss"] for row in replays[0]] == [row["train/loss"] for row in recorded]
+    free = curves(run_store(out, "batched-seed1"))
+    assert [row["rollout/rollout_log_probs"] for row in free] != [row["rollout/rollout_log_probs"] for row in recorded]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--experiment", "per-sample"), "both arms are 'per-sample'"),
+        (("--engine", "http://127.0.0.1:1"), "allow it with --control"),
+        (("--engine", "vllm"), "no engine 'vllm'"),
+        (("--task", "chess"), "no task 'chess'"),
+        (("--steps", "0"), "--steps must be at least 1"),
+        (("--plant", "gremlins@1"), "--plant takes NAME@STEP"),
+        (("--resume",), "--resume needs --out"),
+        (("--design", "replay"), "add --design paired"),
+        (("--experiment", "streamed"), "'streamed' is not one of"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_in_a_sentence(
+    arguments: tuple[str, ...], message: str, parity: Parity, tmp_path: Path
+) -> None:
+    out = () if "--resume" in arguments else ("--out", tmp_path / "out")
+    process = parity("run", *arguments, *out)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 2
+    assert message in errors
+    assert "Traceback" not in errors
+
+
+def test_an_experiment_is_neither_overwritten_nor_changed_by_a_resume(
+    finished_twin: tuple[Path, str], parity: Parity
+) -> None:
+    out, _ = finished_twin
+    for arguments, message in (
+        (("--out", out), "already holds an experiment"),
+        (("--out", out, "--resume", "--twin-steps", "9"), f"twin_steps: {STEPS} there, 9 now"),
+    ):
+        process = parity("run", *arguments)
+        _, errors = process.communicate(timeout=120)
+        assert process.returncode == 2
+        assert message in errors
+
+
+def test_nothing_is_nan(finished_twin: tuple[Path, str]) -> None:
+    for store in stores(finished_twin[0]):
+        assert all(math.isfinite(value) for row in store.metrics() for value in row.values())
