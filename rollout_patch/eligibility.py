@@ -111,6 +111,7 @@ CONDITIONS: Mapping[str, Condition] = MappingProxyType(
         ),
         "parallel_sampling_refused": Condition("the engine does not take n > 1", _NATIVE),
         "prompt_lists_refused": Condition("the engine does not take a list of prompts", _BATCHED),
+        "custom_params": Condition("custom sampling parameters were not seen with several samples a request", _BOTH),
         "refused_native": Condition("the engine refused this group's request with n", _NATIVE),
         "refused_batched": Condition("the engine refused this group's list of prompts", _BATCHED),
     }
@@ -219,6 +220,7 @@ _HOLDS: dict[str, Rule] = {
         not can.lora_lists and any(request.options.get("lora_path") for request in requests)
     ),
     "client_request_id": lambda requests, _: any(request.options.get("rid") for request in requests),
+    "custom_params": lambda requests, _: any(request.sampling_params.get("custom_params") for request in requests),
     "parallel_sampling_refused": lambda _, can: not can.parallel_sampling,
     "prompt_lists_refused": lambda _, can: not can.prompt_lists,
 }

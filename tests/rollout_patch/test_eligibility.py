@@ -40,6 +40,7 @@ def pictures(*contents: bytes) -> list[SampleRequest]:
     return group(*({"media": {"image_data": [Picture(content)]}} for content in contents))
 
 
+CUSTOM = {"sampling_params": {"custom_params": {"return_top_p_token_ids": True}}}
 LORA = {"options": {"lora_path": "adapter"}}
 
 VIOLATED: list[tuple[str, Sequence[SampleRequest], Capabilities]] = [
@@ -68,6 +69,7 @@ VIOLATED: list[tuple[str, Sequence[SampleRequest], Capabilities]] = [
     ("lora_adapter", group(LORA, LORA), CAN),
     ("lora_lists_refused", group(LORA, LORA), CAN),
     ("client_request_id", group({"options": {"rid": "a"}}, {"options": {"rid": "a"}}), CAN),
+    ("custom_params", group(CUSTOM, CUSTOM), CAN),
     ("parallel_sampling_refused", group({}, {}), Capabilities(parallel_sampling=False)),
     ("prompt_lists_refused", group({}, {}), Capabilities(prompt_lists=False)),
 ]

@@ -1,0 +1,74 @@
+"""What a host's user can choose, by the host's YAML or by the environment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rollout_patch.assignment import Assignment, fixed, switchback
+from rollout_patch.requests import ARMS
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How groups are asked for.
+
+    Attributes:
+        arm: The arm asked for; the experiment's where the design is `switchback`, the baseline being `per-sample`.
+        design: "fixed" or "switchback".
+        chunk: Most samples in one request; `None` for the whole group.
+        record: The folder that gets exchanges, samples and groups as JSON lines; `None` records nothing.
+        parameter_lists: The engine is reached without a router that refuses lists of sampling parameters.
+        seed_per_slot: The engine gives sample i of a request the seed `sampling_seed` + i.
+    """
+
+    arm: str = "native"
+    design: str = "fixed"
+    chunk: int | None = None
+    record: Path | None = None
+    parameter_lists: bool = False
+    seed_per_slot: bool = False
+
+    def assign(self, *, seed: int, rollout_id: int, group_index: int) -> Assignment:
+        """The arm of one group."""
+        if self.design == "fixed":
+            return fixed(self.arm)
+        return switchback("per-sample", self.arm, seed=seed, rollout_id=rollout_id, group_index=group_index)
+
+
+def read_options(args: Any, environment: Mapping[str, str]) -> Options:
+    """Options out of the host's arguments, `rollout_patch_<name>`, or else the environment, `ROLLOUT_PATCH_<NAME>`.
+
+    Raises:
+        ValueError: A value is none that the option has; the message names it.
+    """
+    given = {name: _given(name, args, environment) for name in Options.__slots__}
+    arm, design, chunk = given["arm"] or "native", given["design"] or "fixed", given["chunk"]
+    if arm not in ARMS:
+        raise ValueError(f"rollout_patch_arm is {arm!r}, none of {ARMS}")
+    if design not in ("fixed", "switchback"):
+        raise ValueError(f"rollout_patch_design is {design!r}, neither 'fixed' nor 'switchback'")
+    if chunk is not None and (not str(chunk).isdigit() or int(chunk) < 1):
+        raise ValueError(f"rollout_patch_chunk is {chunk!r}, no number of samples")
+    return Options(
+        arm=arm,
+        design=design,
+        chunk=None if chunk is None else int(chunk),
+        record=Path(given["record"]) if given["record"] else None,
+        parameter_lists=_truth("parameter_lists", given["parameter_lists"]),
+        seed_per_slot=_truth("seed_per_slot", given["seed_per_slot"]),
+    )
+
+
+def _truth(name: str, value: Any) -> bool:
+    word = str(value or 0).lower()
+    if word not in ("0", "1", "false", "true"):
+        raise ValueError(f"rollout_patch_{name} is {value!r}, neither true nor false")
+    return word in ("1", "true")
+
+
+def _given(name: str, args: Any, environment: Mapping[str, str]) -> Any:
+    value = getattr(args, f"rollout_patch_{name}", None)
+    return environment.get(f"ROLLOUT_PATCH_{name.upper()}") if value is None else value

@@ -1,0 +1,141 @@
+"""slime: ``--rollout-function-path rollout_patch.hosts.slime.generate_rollout``.
+
+Delegates to slime's own rollout and replaces only its generation of one group for the time of the call. Evaluation
+stays as it is. Read with slime of August 2026 (`slime/rollout/sglang_rollout.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import uuid
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
+
+from rollout_patch.eligibility import Capabilities
+from rollout_patch.hosts.calls import RolloutCalls
+from rollout_patch.hosts.stock import Stock, StockAdapter, replaced, require
+
+GROUP = ("args", "group", "sampling_params", "evaluation")
+SAMPLE = ("args", "sample", "sampling_params")
+
+
+def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: bool = False) -> Any:
+    """The rollout function of slime, with groups asked for as the options say.
+
+    Raises:
+        UnsupportedHost: slime's functions have other signatures than the known ones.
+        ValueError: An option has no such value.
+    """
+    slime = importlib.import_module("slime.rollout.sglang_rollout")
+    if evaluation:
+        return slime.generate_rollout(args, rollout_id, data_source, evaluation=True)
+    require(slime.generate_and_rm_group, GROUP)
+    require(slime.generate, SAMPLE, calls=("post", "encode_image_for_rollout_engine", "trace_span"))
+    calls = RolloutCalls.of(args, rollout_id)
+    with replaced((slime, "generate_and_rm_group", group_function(slime, slime.generate_and_rm_group, calls))):
+        output = slime.generate_rollout(args, rollout_id, data_source, evaluation=False)
+    output.metrics = {**(output.metrics or {}), **calls.metrics()}
+    return output
+
+
+def group_function(
+    slime: Any, stock_group: Callable[..., Coroutine[Any, Any, Any]], calls: RolloutCalls
+) -> Callable[..., Coroutine[Any, Any, Any]]:
+    """The `generate_and_rm_group` of slime, with the group's samples asked for together.
+
+    Args:
+        slime: The module `slime.rollout.sglang_rollout`.
+        stock_group: Its own `generate_and_rm_group`, for groups that go its way.
+        calls: The rollout that the groups belong to.
+    """
+
+    async def generate_and_rm_group(
+        args: Any, group: list[Any], sampling_params: dict[str, Any], evaluation: bool = False
+    ) -> list[Any]:
+        state = slime.GenerateState(args)
+        if state.aborted or evaluation:
+            return list(await stock_group(args, group, sampling_params, evaluation=evaluation))
+        assignment = calls.assign(group)
+        aborted_status = slime.Sample.Status.ABORTED
+        stock = Stock(lambda sample, params: slime.generate(args, sample, params), slime, slime, slime)
+        adapter = StockAdapter(
+            stock, group, params_by_slot(args, state, group, sampling_params), lambda s: _prime(args, s), aborted_status
+        )
+        with slime.trace_span(group, "generate_and_rm_group", attrs={"group_size": len(group)}):
+            report = await calls.generate(
+                group,
+                adapter,
+                arm=assignment.arms[0],
+                post=slime.post,
+                encode=slime.encode_image_for_rollout_engine,
+                capabilities=capabilities_of(args, calls),
+                semaphore=state.semaphore,
+                capacity=args.sglang_server_concurrency * slime.get_rollout_num_engines(args),
+                aborted=lambda: bool(state.aborted),
+                circumstances=circumstances(args, group, slime.Sample.Status),
+            )
+            if report is None:
+                return list(await stock_group(args, group, sampling_params, evaluation=evaluation))
+            if report.aborted:
+                return group
+            scored = list(await asyncio.gather(*(_finish(slime, args, sample) for sample in group)))
+            if args.group_rm and not state.aborted:
+                with slime.trace_span(scored, "group_reward_model"):
+                    rewards = await slime.batched_async_rm(args, scored)
+                for sample, reward in zip(scored, rewards, strict=True):
+                    sample.reward = reward
+        calls.record(scored, report, assignment)
+        return scored
+
+    return generate_and_rm_group
+
+
+def _prime(args: Any, sample: Any) -> None:
+    """What slime does to a sample before it is generated."""
+    if sample.session_id is None:
+        sample.session_id = str(uuid.uuid4())
+    if args.partial_rollout and args.mask_offpolicy_in_partial_rollout and sample.response_length > 0:
+        sample.loss_mask = [0] * sample.response_length
+
+
+async def _finish(slime: Any, args: Any, sample: Any) -> Any:
+    """What slime does to a sample after it was generated: hooks, and the reward unless the group is scored together."""
+    if sample.status == slime.Sample.Status.ABORTED and not sample.tokens:
+        return sample
+    sample = await slime.apply_rollout_sample_hooks(args, sample, evaluation=False)
+    if args.group_rm or sample.status == slime.Sample.Status.ABORTED:
+        return sample
+    if sample.reward is None:
+        with slime.trace_span(sample, "reward_model"):
+            sample.reward = await slime.async_rm(args, sample)
+    return sample
+
+
+def params_by_slot(args: Any, state: Any, group: list[Any], sampling_params: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Each slot's sampling parameters; under deterministic inference with the seed that the host gives it."""
+    if not getattr(args, "sglang_enable_deterministic_inference", False):
+        return [dict(sampling_params) for _ in group]
+    return [{**sampling_params, "sampling_seed": state.group_sampling_seeds[slot]} for slot, _ in enumerate(group)]
+
+
+def capabilities_of(args: Any, calls: RolloutCalls) -> Capabilities:
+    """What the engine behind the host's router does."""
+    return Capabilities(
+        seeded=bool(getattr(args, "sglang_enable_deterministic_inference", False)),
+        sampling_params_lists=calls.options.parameter_lists,
+        seed_per_slot=calls.options.seed_per_slot,
+    )
+
+
+def circumstances(args: Any, group: list[Any], status: Any) -> list[str]:
+    """The conditions that slime's flags and samples decide."""
+    fresh = (status.PENDING, status.ABORTED)
+    held = {
+        "routing_replay": getattr(args, "use_rollout_routing_replay", False),
+        "speculative_decoding": getattr(args, "sglang_speculative_algorithm", None),
+        "custom_generate": args.custom_generate_function_path,
+        "sample_generate": any(getattr(sample, "generate_function_path", None) for sample in group),
+        "finished_sample": any(sample.status not in fresh for sample in group),
+    }
+    return [name for name, holds in held.items() if holds]

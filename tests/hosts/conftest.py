@@ -1,0 +1,234 @@
+"""A `/generate` server that answers by seed, and what the checkouts of hosts need to be imported."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import importlib.util
+import os
+import random
+import sys
+import threading
+import types
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+REWARD_MODULE = "host_test_reward"
+
+
+class SeededServer:
+    """An engine and its router in one: what it answers is a function of prompt and seed, in whatever way it is asked.
+
+    Without a seed, the k-th answer to a prompt takes k. Requests that `holds` names wait until they are aborted.
+    """
+
+    def __init__(self) -> None:
+        self.requests: list[dict[str, Any]] = []
+        self.headers: list[dict[str, str]] = []
+        self.refuse: Callable[[dict[str, Any]], tuple[int, Any] | None] = lambda body: None
+        self.holds: Callable[[dict[str, Any]], bool] = lambda body: False
+        self.most_in_flight = 0
+        self._in_flight = 0
+        self._asked: dict[str, int] = {}
+        self._number = 0
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+        asyncio.run_coroutine_threadsafe(self._serve(), self._loop).result(30)
+
+    def stop(self) -> None:
+        asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result(30)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(30)
+        self._loop.close()
+
+    async def _serve(self) -> None:
+        self._aborted = asyncio.Event()
+        app = web.Application(client_max_size=2**26)
+        app.router.add_post("/generate", self._generate)
+        app.router.add_post("/abort_request", self._abort)
+        app.router.add_get("/workers", self._workers)
+        app.router.add_get("/v1/loads", self._loads)
+        self._runner = web.AppRunner(app)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        await site.start()
+        self.port = self._runner.addresses[0][1]
+
+    async def _workers(self, request: web.Request) -> web.Response:
+        return web.json_response({"workers": [{"url": f"http://127.0.0.1:{self.port}"}]})
+
+    async def _loads(self, request: web.Request) -> web.Response:
+        return web.json_response({"loads": [{"num_running_reqs": 0, "num_waiting_reqs": 0}]})
+
+    async def _abort(self, request: web.Request) -> web.Response:
+        self._aborted.set()
+        await asyncio.sleep(0.05)
+        self._aborted.clear()
+        return web.json_response("")
+
+    async def _generate(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        self.requests.append(body)
+        self.headers.append(dict(request.headers))
+        if refused := self.refuse(body):
+            return web.json_response(refused[1], status=refused[0])
+        self._in_flight += 1
+        self.most_in_flight = max(self.most_in_flight, self._in_flight)
+        aborted = False
+        if self.holds(body):
+            await self._aborted.wait()
+            aborted = True
+        else:
+            await asyncio.sleep(0.005)
+        self._in_flight -= 1
+        return web.json_response(self._answer(body, aborted))
+
+    def _answer(self, body: dict[str, Any], aborted: bool) -> Any:
+        prompt = body.get("input_ids", body.get("text"))
+        is_list = isinstance(prompt, list) and not isinstance(prompt[0], int)
+        prompts = prompt if is_list else [prompt]
+        params = body["sampling_params"]
+        n = params.get("n", 1) if isinstance(params, dict) else 1
+        each = params if isinstance(params, list) else [params] * len(prompts)
+        items = [
+            self._item(one, own, slot, aborted) for one, own in zip(prompts, each, strict=True) for slot in range(n)
+        ]
+        return items if is_list or n > 1 else items[0]
+
+    def _item(self, prompt: Any, params: dict[str, Any], slot: int, aborted: bool) -> dict[str, Any]:
+        key = str(prompt)
+        seed = params.get("sampling_seed")
+        if seed is None:
+            seed, slot = self._asked.get(key, 0), 0
+            self._asked[key] = seed + 1
+        rng = random.Random(f"{key} {seed + slot}")
+        self._number += 1
+        budget = params["max_new_tokens"]
+        length = 1 if aborted else min(rng.randint(2, 9), budget)
+        ids = [rng.randrange(97, 123) for _ in range(length)]
+        reason = {"type": "length", "length": budget} if length == budget else {"type": "stop", "matched": ids[-1]}
+        meta = {
+            "id": f"{self._number:032x}",
+            "finish_reason": {"type": "abort", "message": "Aborted"} if aborted else reason,
+            "prompt_tokens": len(prompt),
+            "cached_tokens": 0,
+            "completion_tokens": length,
+            "weight_version": "w1",
+            "e2e_latency": 0.25,
+            "output_token_logprobs": [[-rng.random(), token, None] for token in ids],
+        }
+        return {"text": bytes(ids).decode(), "output_ids": ids, "meta_info": meta}
+
+
+@pytest.fixture
+def server() -> Iterator[SeededServer]:
+    one = SeededServer()
+    one.start()
+    yield one
+    one.stop()
+
+
+@pytest.fixture(scope="session")
+def byte_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint folder with a byte-level tokenizer and nothing else."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {piece: number for number, piece in enumerate(["<eos>", *alphabet])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    folder = tmp_path_factory.mktemp("tokenizer")
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>").save_pretrained(folder)
+    return folder
+
+
+async def _reward(args: Any, sample: Any, **kwargs: Any) -> Any:
+    """Share of vowels; a list where the group is scored together."""
+    if isinstance(sample, list):
+        return [await _reward(args, one) for one in sample]
+    return sum(letter in "aeiou" for letter in sample.response) / max(1, len(sample.response))
+
+
+async def _hook(args: Any, sample: Any, *, rollout_id: int | None, evaluation: bool) -> Any:
+    sample.metadata["hooked"] = sample.metadata.get("hooked", 0) + 1
+    return sample
+
+
+async def _custom_generate(args: Any, sample: Any, sampling_params: Any) -> Any:
+    sample.tokens, sample.response, sample.response_length = [1, 97], "a", 1
+    sample.rollout_log_probs, sample.loss_mask = [-0.5], [1]
+    sample.status = type(sample.status).COMPLETED
+    return sample
+
+
+@pytest.fixture(autouse=True)
+def reward_module() -> Iterator[types.ModuleType]:
+    """The functions that hosts load by their dotted names."""
+    module = types.ModuleType(REWARD_MODULE)
+    module.reward, module.hook, module.custom_generate = _reward, _hook, _custom_generate  # type: ignore[attr-defined]
+    sys.modules[REWARD_MODULE] = module
+    yield module
+    del sys.modules[REWARD_MODULE]
+
+
+def import_host(variable: str, name: str, needs: tuple[str, ...]) -> Any:
+    """The host's module out of the checkout that an environment variable names, or a skip that says what is missing."""
+    checkout = os.environ.get(variable)
+    if not checkout:
+        pytest.skip(f"{variable} names no checkout")
+    if missing := [one for one in needs if importlib.util.find_spec(one) is None]:
+        pytest.skip(f"{variable}: its code needs {missing}")
+    if checkout not in sys.path:
+        sys.path.append(checkout)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return importlib.import_module(name)
+
+
+class DataSource:
+    """Groups of n samples a prompt, handed out in order; keeps what is given back, and hands that out first."""
+
+    def __init__(
+        self, sample_class: Any, prompts: list[str], n: int, images: Callable[[str], list[Any]] | None = None
+    ) -> None:
+        self.given_back: list[list[Any]] = []
+        self._groups = [
+            [
+                sample_class(
+                    group_index=group,
+                    index=group * n + slot,
+                    prompt=prompt,
+                    **({"multimodal_inputs": {"images": images(prompt)}} if images else {}),
+                )
+                for slot in range(n)
+            ]
+            for group, prompt in enumerate(prompts)
+        ]
+
+    def get_samples(self, count: int) -> list[list[Any]]:
+        returned, self.given_back = self.given_back[:count], self.given_back[count:]
+        fresh, self._groups = self._groups[: count - len(returned)], self._groups[count - len(returned) :]
+        return [*returned, *fresh]
+
+    def add_samples(self, groups: list[list[Any]]) -> None:
+        self.given_back.extend(groups)
+
+
+@pytest.fixture
+def data_source() -> type[DataSource]:
+    return DataSource
+
+
+@pytest.fixture
+def host_importer() -> Callable[..., Any]:
+    return import_host

@@ -1,0 +1,306 @@
+"""slime's own code, unmodified: its stock rollout and the patched one side by side."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollout_patch import UnsupportedHost
+from rollout_patch.hosts import calls
+from rollout_patch.hosts.slime import generate_rollout
+
+pytestmark = [pytest.mark.hosts, pytest.mark.filterwarnings("ignore")]
+
+PROMPTS = ["one and one is", "two", "three times three"]
+N = 4
+NOT_COMPARED = {"session_id", "trace"}
+
+
+@pytest.fixture
+def slime(host_importer: Callable[..., Any]) -> Any:
+    return host_importer("SLIME_CHECKOUT", "slime.rollout.sglang_rollout", ("httpx", "ray", "pylatexenc"))
+
+
+@pytest.fixture
+def arguments(slime: Any, server: Any, byte_tokenizer: Path) -> Callable[..., Namespace]:
+    def make(**changes: Any) -> Namespace:
+        given = dict(
+            sglang_router_ip="127.0.0.1",
+            sglang_router_port=server.port,
+            sglang_server_concurrency=32,
+            rollout_num_engines=1,
+            sglang_dp_size=1,
+            use_distributed_post=False,
+            hf_checkpoint=str(byte_tokenizer),
+            rollout_temperature=1.0,
+            rollout_top_p=1.0,
+            rollout_top_k=-1,
+            rollout_max_response_len=8,
+            rollout_stop=None,
+            rollout_stop_token_ids=None,
+            rollout_skip_special_tokens=True,
+            rollout_seed=11,
+            n_samples_per_prompt=N,
+            rollout_batch_size=len(PROMPTS),
+            over_sampling_batch_size=len(PROMPTS),
+            rollout_global_dataset=True,
+            ci_test=False,
+            partial_rollout=False,
+            mask_offpolicy_in_partial_rollout=False,
+            group_rm=False,
+            custom_generate_function_path=None,
+            custom_rm_path="host_test_reward.reward",
+            rm_type=None,
+            use_rollout_routing_replay=False,
+            dynamic_sampling_filter_path=None,
+            rollout_sample_filter_path=None,
+            rollout_all_samples_process_path=None,
+        )
+        return Namespace(**{**given, **changes})
+
+    return make
+
+
+@pytest.fixture
+def rollout(slime: Any, server: Any, data_source: Any) -> Callable[..., Any]:
+    """Runs one rollout with fresh state, and returns its output and the requests that it took."""
+    from slime.utils import http_utils
+    from slime.utils.async_utils import run
+    from slime.utils.misc import SingletonMeta
+
+    def go(function: Callable[..., Any], args: Namespace, source: Any = None) -> tuple[Any, list[dict[str, Any]]]:
+        SingletonMeta._instances.clear()
+        http_utils._http_client = None
+        http_utils.init_http_client(args)
+        server.requests.clear()
+        source = source or data_source(slime.Sample, PROMPTS, N)
+        try:
+            output = function(args, 3, source, evaluation=False)
+        finally:
+            run(http_utils._http_client.aclose())
+            http_utils._http_client = None
+        return output, list(server.requests)
+
+    return go
+
+
+def rows(output: Any) -> list[dict[str, Any]]:
+    return [
+        {name: value for name, value in sample.to_dict().items() if name not in NOT_COMPARED}
+        for group in output.samples
+        for sample in group
+    ]
+
+
+SEEDED = {"sglang_enable_deterministic_inference": True}
+
+
+@pytest.mark.parametrize(
+    ("options", "arm"),
+    [
+        ({"rollout_patch_seed_per_slot": True}, "native"),
+        ({"rollout_patch_parameter_lists": True}, "batched"),
+        ({"rollout_patch_arm": "batched", "rollout_patch_parameter_lists": True}, "batched"),
+    ],
+)
+@pytest.mark.parametrize("group_rm", [False, True])
+def test_seeded_samples_are_equal_field_by_field_for_a_request_a_group(
+    slime: Any, arguments: Any, rollout: Any, options: dict[str, Any], arm: str, group_rm: bool
+) -> None:
+    stock, stock_requests = rollout(slime.generate_rollout, arguments(**SEEDED, group_rm=group_rm))
+    patched, requests = rollout(generate_rollout, arguments(**SEEDED, group_rm=group_rm, **options))
+    assert (len(stock_requests), len(requests)) == (N * len(PROMPTS), len(PROMPTS))
+    assert rows(patched) == rows(stock)
+    assert len({tuple(sample["tokens"]) for sample in rows(patched)}) == N * len(PROMPTS)
+    assert all(sample["reward"] is not None for sample in rows(patched))
+    assert patched.metrics[f"rollout_patch/{arm}_groups"] == len(PROMPTS)
+    assert patched.metrics["rollout_patch/requests"] == len(PROMPTS)
+
+
+def test_one_native_body_is_the_stock_body_with_n(slime: Any, arguments: Any, rollout: Any) -> None:
+    _, stock_requests = rollout(slime.generate_rollout, arguments())
+    patched, requests = rollout(generate_rollout, arguments())
+    for body in requests:
+        assert body["sampling_params"].pop("n") == N
+        assert stock_requests.count(body) == N
+    assert patched.metrics["rollout_patch/native_groups"] == len(PROMPTS)
+    lists = [id(sample.tokens) for group in patched.samples for sample in group]
+    assert len(set(lists)) == len(lists)
+
+
+def test_traces_carry_the_engines_numbers_as_stock(slime: Any, arguments: Any, rollout: Any) -> None:
+    stock, _ = rollout(slime.generate_rollout, arguments())
+    patched, _ = rollout(generate_rollout, arguments())
+    kinds = []
+    for output in (stock, patched):
+        sample = output.samples[0][0]
+        spans = [event for event in sample.trace["events"] if event.get("name") == "sglang_generate"]
+        kinds.append([(event["type"], sorted(event.get("attrs") or {})) for event in spans])
+    assert kinds[0] == kinds[1]
+    assert any("e2e_latency" in attrs for _, attrs in kinds[1])
+
+
+def test_fewer_permits_than_samples_complete(arguments: Any, rollout: Any, server: Any) -> None:
+    output, requests = rollout(generate_rollout, arguments(sglang_server_concurrency=2))
+    assert len(requests) == len(PROMPTS)
+    assert server.most_in_flight == 1
+    assert output.metrics["rollout_patch/permits_short"] == len(PROMPTS)
+
+
+def test_hooks_run_once_a_sample(arguments: Any, rollout: Any) -> None:
+    output, _ = rollout(generate_rollout, arguments(rollout_sample_hook_path=["host_test_reward.hook"]))
+    assert [sample.metadata["hooked"] for group in output.samples for sample in group] == [1] * N * len(PROMPTS)
+
+
+def test_a_custom_generate_function_keeps_the_stock_way_and_is_counted(arguments: Any, rollout: Any) -> None:
+    output, requests = rollout(
+        generate_rollout, arguments(custom_generate_function_path="host_test_reward.custom_generate")
+    )
+    assert requests == []
+    assert output.metrics["rollout_patch/fallback/custom_generate"] == len(PROMPTS)
+    assert output.metrics["rollout_patch/per_sample_groups"] == len(PROMPTS)
+
+
+def test_seeds_that_no_single_request_can_carry_go_per_sample_and_equal_stock(
+    slime: Any, arguments: Any, rollout: Any
+) -> None:
+    stock, _ = rollout(slime.generate_rollout, arguments(**SEEDED))
+    patched, requests = rollout(generate_rollout, arguments(**SEEDED))
+    assert len(requests) == N * len(PROMPTS)
+    assert rows(patched) == rows(stock)
+    assert patched.metrics["rollout_patch/fallback/deterministic_inference"] == len(PROMPTS)
+
+
+def test_an_engine_that_refuses_n_is_asked_per_sample(arguments: Any, rollout: Any, server: Any) -> None:
+    refusal = {"error": {"message": "parallel sampling is not supported"}}
+    server.refuse = lambda body: (400, refusal) if len(body.get("input_ids", [])) and _is_many(body) else None
+    output, requests = rollout(generate_rollout, arguments())
+    assert len(requests) == (2 + N) * len(PROMPTS)
+    assert output.metrics["rollout_patch/fallback/refused_native"] == len(PROMPTS)
+    assert output.metrics["rollout_patch/fallback/refused_batched"] == len(PROMPTS)
+    assert all(sample.response for group in output.samples for sample in group)
+
+
+def _is_many(body: dict[str, Any]) -> bool:
+    return isinstance(body["input_ids"][0], list) or body["sampling_params"].get("n", 1) > 1
+
+
+def test_bad_gateways_are_retried_by_the_group(
+    arguments: Any, rollout: Any, server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls, "SECONDS_BETWEEN", 0.01)
+    left = [1, 1]
+    server.refuse = lambda body: (502, "bad gateway") if left and left.pop() else None
+    output, requests = rollout(generate_rollout, arguments())
+    assert len(requests) == len(PROMPTS) + 2
+    assert output.metrics["rollout_patch/retries"] == 2
+    assert {len(group) for group in output.samples} == {N}
+
+
+def test_two_images_are_nested_and_encoded_once_a_group(
+    slime: Any, arguments: Any, rollout: Any, data_source: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image_module = pytest.importorskip("PIL.Image")
+
+    def images(prompt: str) -> list[Any]:
+        return [image_module.new("RGB", (4, 4), (len(prompt), shade, 0)) for shade in (1, 2)]
+
+    encoded: list[Any] = []
+    encode = slime.encode_image_for_rollout_engine
+    monkeypatch.setattr(
+        slime, "encode_image_for_rollout_engine", lambda image: (encoded.append(image), encode(image))[1]
+    )
+    _, stock_requests = rollout(slime.generate_rollout, arguments(), data_source(slime.Sample, PROMPTS, N, images))
+    assert len(encoded) == 2 * N * len(PROMPTS)
+    encoded.clear()
+    patched, requests = rollout(generate_rollout, arguments(), data_source(slime.Sample, PROMPTS, N, images))
+    assert len(encoded) == 2 * len(PROMPTS)
+    for body in requests:
+        assert body["sampling_params"].pop("n") == N
+        (body["image_data"],) = body["image_data"]
+        assert stock_requests.count(body) == N
+    assert "base64" not in repr([sample.to_dict() for group in patched.samples for sample in group])
+    assert patched.metrics["rollout_patch/native_groups"] == len(PROMPTS)
+
+
+def test_partial_outputs_of_an_abort_come_back_and_are_resumed(
+    slime: Any, arguments: Any, rollout: Any, server: Any, data_source: Any
+) -> None:
+    args = arguments(partial_rollout=True, rollout_batch_size=1, over_sampling_batch_size=3)
+    source = data_source(slime.Sample, PROMPTS, N)
+    server.holds = lambda body: len(body["input_ids"]) > 5
+    output, _ = rollout(generate_rollout, args, source)
+    assert [sample.prompt for sample in output.samples[0]] == ["two"] * N
+    kept = [sample for group in source.given_back for sample in group]
+    assert len(kept) == 2 * N
+    assert all(sample.status == slime.Sample.Status.ABORTED for sample in kept)
+    assert all(sample.response_length == len(sample.rollout_log_probs) == 1 for sample in kept)
+    assert all(sample.metadata["start_rollout_id"] == 3 for sample in kept)
+    assert all(sample.reward is None for sample in kept)
+
+    server.holds = lambda body: False
+    resumed, requests = rollout(generate_rollout, arguments(partial_rollout=True, rollout_batch_size=2), source)
+    assert resumed.metrics["rollout_patch/fallback/resumed"] == 2
+    assert len(requests) == 2 * N or resumed.metrics["rollout_patch/batched_groups"] == 2
+    for group in resumed.samples:
+        for sample in group:
+            assert sample.status != slime.Sample.Status.ABORTED
+            assert len(sample.tokens) == len(sample.prompt) + sample.response_length
+            assert sample.response_length == len(sample.rollout_log_probs) == len(sample.loss_mask)
+
+
+def test_an_abort_before_anything_was_sent_gives_the_group_back_as_it_was(
+    slime: Any, arguments: Any, rollout: Any, server: Any, data_source: Any
+) -> None:
+    args = arguments(
+        partial_rollout=True, rollout_batch_size=1, over_sampling_batch_size=3, sglang_server_concurrency=N
+    )
+    source = data_source(slime.Sample, ["two", *PROMPTS[::2]], N)
+    before = [
+        sample.to_dict() for group in data_source(slime.Sample, ["two", *PROMPTS[::2]], N)._groups for sample in group
+    ]
+    server.holds = lambda body: len(body["input_ids"]) > 5
+    rollout(generate_rollout, args, source)
+    unsent = [sample for group in source.given_back for sample in group if not sample.response]
+    assert len(unsent) == N
+    assert [{**sample.to_dict(), "trace": None} for sample in unsent] == [{**row, "trace": None} for row in before[-N:]]
+
+
+def test_exchanges_samples_and_assignments_are_recorded(arguments: Any, rollout: Any, tmp_path: Path) -> None:
+    from parity.exchanges import read_exchanges
+
+    options = {"rollout_patch_record": str(tmp_path), "rollout_patch_design": "switchback"}
+    output, requests = rollout(generate_rollout, arguments(**options))
+    exchanges = list(read_exchanges(tmp_path / "rollout.exchanges.jsonl"))
+    assert len((tmp_path / "rollout.samples.jsonl").read_text().splitlines()) == N * len(PROMPTS)
+    groups = (tmp_path / "rollout.groups.jsonl").read_text().splitlines()
+    assert len(groups) == len(PROMPTS)
+    assert all('"design":"switchback"' in line for line in groups)
+    assert len(exchanges) == len(requests) == output.metrics["rollout_patch/requests"]
+
+
+def test_a_failed_group_is_the_hosts_error_as_in_stock(arguments: Any, rollout: Any, server: Any) -> None:
+    server.refuse = lambda body: (400, {"error": {"message": "input is too long"}})
+    with pytest.raises(Exception, match="too long"):
+        rollout(generate_rollout, arguments())
+
+
+def test_another_signature_is_refused_with_what_was_found(
+    slime: Any, arguments: Any, rollout: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def newer(args: Any, group: Any, sampling_params: Any, evaluation: bool = False, budget: int = 0) -> Any:
+        raise AssertionError("never called")
+
+    monkeypatch.setattr(slime, "generate_and_rm_group", newer)
+    with pytest.raises(UnsupportedHost, match="'budget'"):
+        rollout(generate_rollout, arguments())
+
+
+def test_the_hosts_functions_are_its_own_again_afterwards(slime: Any, arguments: Any, rollout: Any) -> None:
+    own = (slime.generate_and_rm_group, slime.post, slime.encode_image_for_rollout_engine, slime.trace_span)
+    rollout(generate_rollout, arguments())
+    assert own == (slime.generate_and_rm_group, slime.post, slime.encode_image_for_rollout_engine, slime.trace_span)
