@@ -16,41 +16,19 @@ import asyncio
 import contextlib
 import os
 import random
-import re
-import signal
-import socket
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import aiohttp
-import psutil
 import torch
 from transformers import AutoModelForCausalLM
 
-SGLANG_OPTIONS = [
-    "--device",
-    "cpu",
-    "--attention-backend",
-    "torch_native",
-    "--sampling-backend",
-    "pytorch",
-    "--disable-overlap-schedule",
-    "--mem-fraction-static",
-    "0.1",
-    "--cuda-graph-backend-decode",
-    "disabled",
-    "--cuda-graph-backend-prefill",
-    "disabled",
-    "--dtype",
-    "float32",
-]
+from parity.engine import open_engine
+from parity.engine.sglang import PYTHON_VARIABLE
 
 
 def main() -> None:
@@ -66,29 +44,24 @@ def main() -> None:
     parser.add_argument("--reference-requests", type=int, default=4)
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
+    if options.sglang_python:
+        os.environ[PYTHON_VARIABLE] = options.sglang_python
+    os.environ["OMP_NUM_THREADS"] = str(options.threads)
     random.seed(0)
     torch.set_num_threads(options.threads)
-    model = AutoModelForCausalLM.from_pretrained(options.model_path).float().eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(options.model_path).float().eval()
     vocabulary = model.config.vocab_size
 
     def prompts(count: int) -> list[list[int]]:
         return [[random.randrange(3, vocabulary) for _ in range(options.prompt_tokens)] for _ in range(count)]
 
     with contextlib.ExitStack() as stack:
-        port = free_port()
-        embedded = [
-            sys.executable,
-            "-m",
-            "parity.engine.embedded",
-            "--port",
-            str(port),
-            "--threads",
-            str(options.threads),
-        ]
-        command = [*embedded, "--model-path", str(options.model_path)]
-        urls = {"embedded": stack.enter_context(server(command, port))}
-        if options.sglang_python:
-            urls["sglang"] = stack.enter_context(sglang(options))
+        logs = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        urls: dict[str, str] = {}
+        for spec in ["embedded", "sglang"] if options.sglang_python else ["embedded"]:
+            engine = open_engine(spec, options.model_path, logs)
+            stack.callback(engine.stop)
+            urls[spec] = engine.url
         methods: dict[str, Callable[[], float]] = {
             name: lambda url=url: asyncio.run(  # type: ignore[misc]
                 served_rate(url, prompts(options.groups), options.samples, options.new_tokens)
@@ -149,59 +122,6 @@ def generate_rate(model: torch.nn.Module, prompts: list[list[int]], samples: int
         )
         tokens += outputs.shape[0] * (outputs.shape[1] - len(prompt))
     return tokens / (time.perf_counter() - start)
-
-
-@contextlib.contextmanager
-def sglang(options: argparse.Namespace) -> Iterator[str]:
-    """The real SGLang with room for all sequences at once, as it runs on a CPU."""
-    port = free_port()
-    total = options.groups * options.samples * (options.prompt_tokens + options.new_tokens + 8)
-    sizes = ["--max-total-tokens", str(total), "--max-running-requests", str(options.groups * options.samples)]
-    where = ["--model-path", str(options.model_path), "--host", "127.0.0.1", "--port", str(port)]
-    command = [options.sglang_python, "-m", "sglang.launch_server", *where, *SGLANG_OPTIONS, *sizes]
-    with server(command, port, {"OMP_NUM_THREADS": str(options.threads)}) as url:
-        yield url
-
-
-@contextlib.contextmanager
-def server(command: list[str], port: int, environment: dict[str, str] | None = None) -> Iterator[str]:
-    """A server process and its URL, once it is healthy; the whole family ends with the block."""
-    with tempfile.NamedTemporaryFile(suffix=".log", delete=False) as log:
-        process = subprocess.Popen(
-            command, stdout=log, stderr=subprocess.STDOUT, env=os.environ | (environment or {}), start_new_session=True
-        )
-    url = f"http://127.0.0.1:{port}"
-    try:
-        deadline = time.monotonic() + 300
-        while True:
-            with contextlib.suppress(urllib.error.URLError, ConnectionError, TimeoutError):
-                urllib.request.urlopen(f"{url}/health", timeout=30).close()
-                break
-            if process.poll() is not None or time.monotonic() > deadline:
-                tail = re.sub(r"\s+\n", "\n", Path(log.name).read_text(errors="replace"))[-2000:]
-                raise SystemExit(f"{command[:3]} did not get healthy:\n{tail}")
-            time.sleep(0.2)
-        yield url
-    finally:
-        family = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGTERM)
-        try:
-            process.wait(timeout=5)
-        except subprocess.TimeoutExpired:
-            process.kill()
-        for member in family:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                member.kill()
-        Path(log.name).unlink()
-
-
-def free_port() -> int:
-    """A TCP port that is free on the loopback interface now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 if __name__ == "__main__":

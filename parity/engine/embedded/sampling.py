@@ -15,7 +15,13 @@ Integers = NDArray[np.int64]
 Seeds = NDArray[np.uint64]
 
 LOGPROB_GRID = 2.0**-16
-"""Log-probs are rounded to this: far above what batch shape does to a float64 sum, far below what training notices."""
+"""Log-probs are rounded to this, so that they are equal bit for bit whatever else was in the batch.
+
+What the shape of the batch does to a float64 log-prob was at most 2.5e-13 on the default policy (weights as
+initialised, and four times as large), over batches of 1 to 512, whole and token-wise prefill, and one and two threads.
+At that worst difference, the chance that a value straddles a boundary of the grid, or that the two best scores change
+places, is below 2e-8 a token. Half a step, 7.6e-6, is far below what training notices.
+"""
 
 TOP_K_ALL = 1 << 30
 """The `top_k` that keeps the whole vocabulary (`sampling_params.py` of SGLang 0.5.23)."""

@@ -4,12 +4,14 @@ import asyncio
 import random
 
 import aiohttp
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
+from parity.engine.embedded.model import Model
 from parity.engine.embedded.sampling import LOGPROB_GRID
 
 PARAMS = st.fixed_dictionaries(
@@ -70,6 +72,26 @@ def test_a_seeded_response_is_the_same_alone_batched_native_and_amid_traffic(
         assert [outcome(item) for item in got[1]] == alone
         assert [outcome(got[place]) for place in range(2, 6)] == alone
         assert ask(engine_url, "/flush_cache?timeout=20", {})[0] == 200
+
+
+def test_the_shape_of_the_batch_moves_logits_by_rounding_of_float64_alone(tiny_checkpoint):
+    model = Model(tiny_checkpoint)
+    ids = torch.randint(0, 256, (33, 40), generator=torch.Generator().manual_seed(0))
+    positions = torch.arange(40).expand(33, -1)
+
+    def whole(rows):
+        return model.logits(model.forward(ids[:rows], positions[:rows], model.new_slab(rows, 40))[0])
+
+    def stepwise(rows):
+        slab = model.new_slab(rows, 64)
+        steps = [model.forward(ids[:rows, step, None], positions[:rows, step, None], slab)[0] for step in range(40)]
+        return model.logits(torch.cat(steps))
+
+    alone = whole(1)
+    assert np.abs(alone).max() > 1
+    for rows in (1, 2, 7, 32, 33):
+        assert np.abs(whole(rows) - alone).max() < 1e-10
+        assert np.abs(stepwise(rows) - alone).max() < 1e-10
 
 
 def test_samples_of_one_request_differ_and_unseeded_ones_do_not_repeat(engine_url, ask):
