@@ -42,7 +42,7 @@ class Arithmetic:
     """
 
     largest: int = 9
-    slip: float = 0.4
+    slip: float = 0.45
     ramble: float = 0.2
     name: str = "arithmetic"
     max_new_tokens: int = 10

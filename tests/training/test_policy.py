@@ -4,6 +4,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import AutoTokenizer
+
 from parity.errors import InputError
 from parity.training.policy import (
     EOS,
@@ -17,7 +19,6 @@ from parity.training.policy import (
     replacing_directory,
     save_policy,
 )
-from transformers import AutoTokenizer
 
 TOKENIZER = build_tokenizer()
 SMALL = policy_config(hidden_size=32, intermediate_size=32, num_hidden_layers=1)

@@ -1,0 +1,31 @@
+"""The warm start: trained once, found again by its settings."""
+
+from dataclasses import replace
+
+import torch
+
+from parity.training.policy import build_policy, load_policy
+from parity.training.tasks import Arithmetic
+from parity.training.warm_start import WarmStartSettings, warm_start
+
+BRIEF = WarmStartSettings(steps=3, careful_steps=2, batch_size=4, threads=1)
+
+
+def test_it_trains_once_and_is_found_again(tmp_path):
+    ticks = []
+    path = warm_start(Arithmetic(), tmp_path, lambda *tick: ticks.append(tick), BRIEF)
+    assert ticks == [(1, 3), (2, 3), (3, 3)]
+    assert warm_start(Arithmetic(), tmp_path, lambda *tick: ticks.append(tick), BRIEF) == path
+    assert len(ticks) == 3
+    assert not torch.equal(load_policy(path).lm_head.weight, build_policy(BRIEF.seed).lm_head.weight)
+
+
+def test_the_same_settings_give_the_same_bits_and_others_another_place(tmp_path):
+    path, same = (warm_start(Arithmetic(), tmp_path / name, settings=BRIEF) for name in ("one", "other"))
+    assert path.name == same.name
+    assert (path / "model.safetensors").read_bytes() == (same / "model.safetensors").read_bytes()
+    others = [
+        warm_start(Arithmetic(), tmp_path / "one", settings=replace(BRIEF, seed=1)),
+        warm_start(Arithmetic(slip=0.1), tmp_path / "one", settings=BRIEF),
+    ]
+    assert len({path.name, *(other.name for other in others)}) == 3
