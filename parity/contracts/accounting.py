@@ -22,12 +22,12 @@ Key = tuple[int | None, int | None]
 
 @dataclass(slots=True)
 class Account:
-    """What was sent for one group: answered requests by arm, failed and repeated ones, and outputs by content."""
+    """What was sent for one group: answered requests by arm, failed and repeated ones, and outputs as received."""
 
     answered: Counter[str] = field(default_factory=Counter)
     failed: int = 0
     repeated: int = 0
-    outputs: Counter[tuple[Any, ...]] = field(default_factory=Counter)
+    outputs: list[tuple[Any, ...]] = field(default_factory=list)
     unreadable: int = 0
 
 
@@ -43,7 +43,7 @@ def accounts_of(exchanges: Iterable[Exchange]) -> dict[Key, Account]:
         account.answered[exchange.arm or "unknown"] += 1
         outputs = outputs_of(exchange, "")
         account.unreadable += len(exchange.outputs) - len(outputs)
-        account.outputs.update(map(_content, outputs))
+        account.outputs += map(_content, outputs)
     return accounts
 
 
@@ -95,7 +95,10 @@ def requests_accounted(facts: Facts, groups: Groups, accounts: dict[Key, Account
 
 
 def samples_received(facts: Facts, groups: Groups, rollout: Rollout, accounts: dict[Key, Account]) -> Outcome:
-    """The samples of a group are the outputs received for it: none changed, lost, invented or used twice."""
+    """The samples of a group are the outputs received for it: none changed, lost, invented or used twice.
+
+    Where one request brought the whole group, they stand in the order received.
+    """
     columns = ("output_ids", "logprobs", "finish_reason")
     ids, logprobs, finish = (rollout.table.column(name).to_pylist() for name in columns)
     known = np.zeros(len(groups), dtype=np.bool_)
@@ -109,20 +112,24 @@ def samples_received(facts: Facts, groups: Groups, rollout: Rollout, accounts: d
             continue
         left = Counter(account.outputs)
         strangers = []
-        for row in rows:
-            values = None if logprobs[row] is None else tuple(logprobs[row])
-            content = tuple(ids[row]), values, str(finish[row])
+        contents = [
+            (tuple(ids[row]), None if logprobs[row] is None else tuple(logprobs[row]), str(finish[row])) for row in rows
+        ]
+        for row, content in zip(rows, contents, strict=True):
             left[content] -= 1
             if left[content] < 0:
                 strangers.append(row)
         unused = sum(count for count in left.values() if count > 0)
+        if not strangers and not unused and account.answered.total() == 1:
+            in_order = zip(rows, contents, account.outputs, strict=True)
+            strangers = [row for row, content, received in in_order if content != received]
         fails[group] = bool(strangers or unused or account.unreadable)
         spare[group] = strangers, unused
 
     def case(group: int) -> tuple[Any, Any, str]:
         strangers, unused = spare[group]
         slots = facts.index[strangers].tolist()
-        message = f"slots {slots} hold what no output of the group was, and {unused} outputs received are in no sample"
+        message = f"slots {slots} hold other outputs than were received for them, {unused} outputs are in no sample"
         return {"slots": [], "unused": 0}, {"slots": slots, "unused": unused}, message
 
     return over_rows(

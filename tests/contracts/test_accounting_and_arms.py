@@ -73,6 +73,17 @@ def test_a_changed_an_invented_and_a_doubled_sample_are_found(valid_samples: Bui
     assert account(samples, exchanges)["samples_received"].observed == {"slots": [3], "unused": 1}
 
 
+@pytest.mark.parametrize(("arm", "found"), [("native", {"slots": [1, 2], "unused": 0}), ("per-sample", None)])
+def test_exchanged_outputs_are_found_where_one_request_fixes_their_order(
+    arm: str, found: dict[str, object] | None, valid_samples: Build, valid_exchanges: Record
+) -> None:
+    samples = valid_samples(arm=arm)
+    exchanges = valid_exchanges(samples)
+    samples[5].index, samples[6].index = 2, 1
+    failed = account(samples, exchanges)
+    assert (failed["samples_received"].observed if found else failed) == (found or {})
+
+
 def test_a_group_asked_for_and_lost_is_found(valid_samples: Build, valid_exchanges: Record) -> None:
     samples = valid_samples()
     lost = account([sample for sample in samples if sample.group_index != 2], valid_exchanges(samples))
