@@ -49,7 +49,7 @@ class RolloutCalls:
         group: Sequence[Any],
         adapter: StockAdapter,
         *,
-        arm: str,
+        assignment: Assignment,
         post: Callable[..., Any],
         encode: Callable[[Any], Any],
         capabilities: Capabilities,
@@ -58,13 +58,14 @@ class RolloutCalls:
         aborted: Callable[[], bool],
         circumstances: Collection[str],
     ) -> GroupReport | None:
-        """Generates a group, or returns `None` where the host's own way is to be gone, which is then counted.
+        """Generates a group, or returns `None` where the host's own way is to be gone; both are counted and logged.
 
-        The way is the host's own where nothing but `per-sample` is left before anything is sent.
+        The way is the host's own where its flags leave nothing but `per-sample`, and where that is asked for always.
         """
+        arm = assignment.arms[0]
         names = [*circumstances, *(["single_sample"] if len(group) < 2 else [])]
-        if choose_arm(arm, names)[0] == "per-sample":
-            self._leave_to_host(arm, names)
+        if choose_arm(arm, names)[0] == "per-sample" and (names or assignment.design == "fixed"):
+            self._leave_to_host(group, assignment, names)
             return None
 
         async def send(payload: dict[str, Any], headers: Mapping[str, str]) -> Any:
@@ -95,29 +96,39 @@ class RolloutCalls:
                 circumstances=circumstances,
             )
         except NothingToSend:
-            self._leave_to_host(arm, ["finished_sample"])
+            self._leave_to_host(group, assignment, ["finished_sample"])
             return None
-        self.reports.append(report)
+        self._count(group, assignment, report)
         return report
 
-    def record(self, group: Sequence[Any], report: GroupReport, assignment: Assignment) -> None:
-        """Writes a scored group and its assignment where a folder was given."""
-        write_sample, write_group = self._recorder("samples", group), self._recorder("groups", group)
-        if write_sample is None or write_group is None:
+    def record(self, group: Sequence[Any], report: GroupReport) -> None:
+        """Writes the samples of a scored group where a folder was given."""
+        write_sample = self._recorder("samples", group)
+        if write_sample is None:
             return
         for sample, row in zip(group, sample_rows(report, self.rollout_id, group[0].group_index), strict=True):
             reward = {"reward": float(sample.reward)} if isinstance(sample.reward, (int, float)) else {}
             write_sample({**row, **reward})
-        way = {"arm": report.arm_used, "reasons": report.reasons, "requests": report.requests, "notes": report.notes}
-        write_group({**assignment.to_json(), **way})
 
     def metrics(self) -> dict[str, float]:
         """The counts of the rollout."""
         return group_metrics(self.reports)
 
-    def _leave_to_host(self, arm: str, names: Collection[str]) -> None:
-        _, reasons = choose_arm(arm, names)
-        self.reports.append(GroupReport(arm, "per-sample", reasons, 0, 0, ()))
+    def _leave_to_host(self, group: Sequence[Any], assignment: Assignment, names: Collection[str]) -> None:
+        _, reasons = choose_arm(assignment.arms[0], names)
+        self._count(group, assignment, GroupReport(assignment.arms[0], "per-sample", reasons, 0, 0, ()))
+
+    def _count(self, group: Sequence[Any], assignment: Assignment, report: GroupReport) -> None:
+        """Keeps a group's report for the metrics, and logs how it was assigned and which way it went."""
+        self.reports.append(report)
+        if write_group := self._recorder("groups", group):
+            way = {
+                "arm": report.arm_used,
+                "reasons": report.reasons,
+                "requests": report.requests,
+                "notes": report.notes,
+            }
+            write_group({**assignment.to_json(), **way})
 
     def _recorder(self, kind: str, group: Sequence[Any]) -> Callable[[Mapping[str, Any]], None] | None:
         if self.options.record is None:

@@ -66,7 +66,7 @@ def group_function(
             report = await calls.generate(
                 group,
                 adapter,
-                arm=assignment.arms[0],
+                assignment=assignment,
                 post=slime.post,
                 encode=slime.encode_image_for_rollout_engine,
                 capabilities=capabilities_of(args, calls),
@@ -85,7 +85,7 @@ def group_function(
                     rewards = await slime.batched_async_rm(args, scored)
                 for sample, reward in zip(scored, rewards, strict=True):
                     sample.reward = reward
-        calls.record(scored, report, assignment)
+        calls.record(scored, report)
         return scored
 
     return generate_and_rm_group

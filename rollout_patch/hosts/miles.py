@@ -1,0 +1,262 @@
+"""Miles: ``--rollout-function-path rollout_patch.hosts.miles.GroupRolloutFn``.
+
+On the legacy path (``MILES_USE_LEGACY_ROLLOUT_V1=1``) it is ``rollout_patch.hosts.miles.generate_rollout``. Both
+delegate to Miles' own rollout and replace only its generation of one group for the time of the call; evaluation stays
+as it is. Read with Miles of August 2026 (`miles/rollout/inference_rollout/`, `miles/rollout/sglang_rollout.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import uuid
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rollout_patch.eligibility import Capabilities
+from rollout_patch.hosts.calls import RolloutCalls
+from rollout_patch.hosts.stock import Stock, StockAdapter, replaced, require
+
+CLASS_GROUPS = (
+    ("state", "group", "sampling_params", "evaluation"),
+    ("state", "group", "sampling_params", "evaluation", "sample_done_callback"),
+)
+LEGACY_GROUP = ("args", "group", "sampling_params", "evaluation")
+LEGACY_SAMPLE = ("args", "sample", "sampling_params")
+
+GroupFunction = Callable[..., Coroutine[Any, Any, Any]]
+
+
+class GroupRolloutFn:
+    """Miles' `InferenceRolloutFn`, with groups asked for as the options say.
+
+    Raises:
+        UnsupportedHost: Miles' functions have other signatures than the known ones.
+    """
+
+    def __init__(self, input: Any) -> None:
+        common = importlib.import_module("miles.rollout.inference_rollout.inference_rollout_common")
+        self._train = importlib.import_module("miles.rollout.inference_rollout.inference_rollout_train")
+        self._single_turn = importlib.import_module("miles.rollout.generate_hub.single_turn")
+        self._endpoint = importlib.import_module("miles.rollout.generate_utils.generate_endpoint_utils")
+        self._common = common
+        self._stock = common.InferenceRolloutFn(input)
+        self._args = input.args
+        require(self._train.generate_and_rm_group, *CLASS_GROUPS)
+        require(self._single_turn.generate, ("input",), calls=("post", "compute_request_payload"))
+        require(
+            self._endpoint.compute_request_payload,
+            ("args", "input_ids", "sampling_params", "multimodal_inputs"),
+            calls=("encode_image_for_rollout_engine",),
+        )
+
+    async def __call__(self, input: Any) -> Any:
+        """One rollout, or one evaluation by Miles' own way."""
+        if input.evaluation:
+            return await self._stock(input)
+        calls = RolloutCalls.of(self._args, input.rollout_id)
+        stock_group = self._train.generate_and_rm_group
+        with replaced((self._train, "generate_and_rm_group", self._group_function(stock_group, calls))):
+            output = await self._stock(input)
+        output.metrics = {**(output.metrics or {}), **calls.metrics()}
+        return output
+
+    def _group_function(self, stock_group: GroupFunction, calls: RolloutCalls) -> GroupFunction:
+        common, single_turn = self._common, self._single_turn
+        inputs = importlib.import_module("miles.rollout.base_types").GenerateFnInput
+
+        async def generate_and_rm_group(
+            state: Any,
+            group: list[Any],
+            sampling_params: dict[str, Any],
+            evaluation: bool = False,
+            sample_done_callback: Callable[[], None] | None = None,
+        ) -> list[Any]:
+            args = state.args
+            callback = {} if sample_done_callback is None else {"sample_done_callback": sample_done_callback}
+            if state.aborted or evaluation:
+                return list(await stock_group(state, group, sampling_params, evaluation=evaluation, **callback))
+
+            def generate(sample: Any, params: dict[str, Any]) -> Any:
+                given = inputs(state=state, sample=sample, sampling_params=params, evaluation=False)
+                return single_turn.generate(given)
+
+            custom = state.generate_function is not single_turn.generate
+            way = _Way(
+                stock=Stock(generate, single_turn, self._endpoint),
+                params=_params_by_slot(args, group, sampling_params),
+                prime=lambda sample: _prime(args, sample, common.policy_uses_routing_key(args)),
+                semaphore=state.generate_fn_semaphore,
+                aborted=lambda: bool(state.aborted),
+                circumstances=_circumstances(args, group, common.Sample.Status, custom),
+                lifecycle=common.TrajectoryLifecycle().sink,
+                reward=lambda sample: common.async_rm(args, sample),
+                reward_group=lambda scored: common.batched_async_rm(args, scored, inplace_set_reward_field=True),
+            )
+            try:
+                done = await _generate_and_score(way, args, group, calls, common.Sample.Status.ABORTED)
+            except BaseException:
+                _call_for_each(group, sample_done_callback)
+                raise
+            if done is None:
+                return list(await stock_group(state, group, sampling_params, evaluation=False, **callback))
+            _call_for_each(group, sample_done_callback)
+            return done
+
+        return generate_and_rm_group
+
+
+def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: bool = False) -> Any:
+    """The legacy rollout function of Miles, with groups asked for as the options say.
+
+    Raises:
+        UnsupportedHost: Miles' functions have other signatures than the known ones.
+        ValueError: An option has no such value.
+    """
+    miles = importlib.import_module("miles.rollout.sglang_rollout")
+    if evaluation:
+        return miles.generate_rollout(args, rollout_id, data_source, evaluation=True)
+    require(miles.generate_and_rm_group, LEGACY_GROUP)
+    require(miles.generate, LEGACY_SAMPLE, calls=("post", "encode_image_for_rollout_engine"))
+    calls = RolloutCalls.of(args, rollout_id)
+    with replaced((miles, "generate_and_rm_group", _legacy_group_function(miles, miles.generate_and_rm_group, calls))):
+        output = miles.generate_rollout(args, rollout_id, data_source, evaluation=False)
+    output.metrics = {**(output.metrics or {}), **calls.metrics()}
+    return output
+
+
+def _legacy_group_function(miles: Any, stock_group: GroupFunction, calls: RolloutCalls) -> GroupFunction:
+    async def generate_and_rm_group(
+        args: Any, group: list[Any], sampling_params: dict[str, Any], evaluation: bool = False
+    ) -> list[Any]:
+        state = miles.GenerateState(args)
+        if state.aborted or evaluation:
+            return list(await stock_group(args, group, sampling_params, evaluation=evaluation))
+
+        async def reward_group(scored: Sequence[Any]) -> None:
+            rewards = await miles.batched_async_rm(args, scored)
+            for sample, reward in zip(scored, rewards, strict=True):
+                sample.reward = reward
+
+        way = _Way(
+            stock=Stock(lambda sample, params: miles.generate(args, sample, params), miles, miles),
+            params=_params_by_slot(args, group, sampling_params),
+            prime=lambda sample: _prime(args, sample, miles.policy_uses_routing_key(args)),
+            semaphore=state.semaphore,
+            aborted=lambda: bool(state.aborted),
+            circumstances=_circumstances(args, group, miles.Sample.Status, bool(args.custom_generate_function_path)),
+            lifecycle=miles.TrajectoryLifecycle().sink,
+            reward=lambda sample: miles.async_rm(args, sample),
+            reward_group=reward_group,
+        )
+        done = await _generate_and_score(way, args, group, calls, miles.Sample.Status.ABORTED)
+        if done is None:
+            return list(await stock_group(args, group, sampling_params, evaluation=evaluation))
+        return done
+
+    return generate_and_rm_group
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """What the class path and the legacy path of Miles have each their own of."""
+
+    stock: Stock
+    params: Sequence[Mapping[str, Any]]
+    prime: Callable[[Any], None]
+    semaphore: asyncio.Semaphore
+    aborted: Callable[[], bool]
+    circumstances: Sequence[str]
+    lifecycle: Any
+    reward: Callable[[Any], Awaitable[Any]]
+    reward_group: Callable[[Sequence[Any]], Awaitable[Any]]
+
+
+async def _generate_and_score(
+    way: _Way, args: Any, group: list[Any], calls: RolloutCalls, aborted_status: Any
+) -> list[Any] | None:
+    """Generates and scores a group as Miles does; `None` where Miles' own way is to be gone."""
+    assignment = calls.assign(group)
+    begun: list[Any] = []
+
+    def prime(sample: Any) -> None:
+        way.prime(sample)
+        if way.lifecycle is not None:
+            way.lifecycle.attempt_start(sample)
+            way.lifecycle.gen_start(sample)
+            begun.append(sample)
+
+    try:
+        report = await calls.generate(
+            group,
+            StockAdapter(way.stock, group, way.params, prime, aborted_status),
+            assignment=assignment,
+            post=way.stock.post_in.post,
+            encode=way.stock.encode_in.encode_image_for_rollout_engine,
+            capabilities=Capabilities(
+                seeded=bool(getattr(args, "sglang_enable_deterministic_inference", False)),
+                sampling_params_lists=calls.options.parameter_lists,
+                seed_per_slot=calls.options.seed_per_slot,
+            ),
+            semaphore=way.semaphore,
+            capacity=args.sglang_server_concurrency * args.rollout_num_gpus // args.rollout_num_gpus_per_engine,
+            aborted=way.aborted,
+            circumstances=way.circumstances,
+        )
+    finally:
+        for sample in begun:
+            way.lifecycle.attempt_end(sample)
+    if report is None:
+        return None
+    if report.aborted:
+        return group
+    if not args.group_rm:
+        await asyncio.gather(*(_score(way, sample, aborted_status) for sample in group))
+    elif not way.aborted():
+        await way.reward_group(group)
+    calls.record(group, report)
+    return group
+
+
+async def _score(way: _Way, sample: Any, aborted_status: Any) -> None:
+    if sample.status != aborted_status and sample.reward is None:
+        sample.reward = await way.reward(sample)
+
+
+def _call_for_each(group: Sequence[Any], callback: Callable[[], None] | None) -> None:
+    if callback is not None:
+        for _ in group:
+            callback()
+
+
+def _prime(args: Any, sample: Any, routed: bool) -> None:
+    """What Miles does to a sample before it is generated."""
+    if routed and sample.routing_key is None:
+        sample.routing_key = str(uuid.uuid4())
+    if args.partial_rollout and args.mask_offpolicy_in_partial_rollout and sample.response_length > 0:
+        sample.loss_mask = [0] * sample.response_length
+
+
+def _params_by_slot(args: Any, group: Sequence[Any], sampling_params: Mapping[str, Any]) -> list[dict[str, Any]]:
+    if not getattr(args, "sglang_enable_deterministic_inference", False):
+        return [dict(sampling_params) for _ in group]
+    return [{**sampling_params, "sampling_seed": args.rollout_seed + slot} for slot, _ in enumerate(group)]
+
+
+def _circumstances(args: Any, group: Sequence[Any], status: Any, custom: bool) -> list[str]:
+    """The conditions that Miles' flags and samples decide."""
+    fresh = (status.PENDING, status.ABORTED)
+    held = {
+        "middleware_router": getattr(args, "use_miles_router", False),
+        "on_policy_distillation": getattr(args, "use_opd", False),
+        "routing_replay": getattr(args, "use_rollout_routing_replay", False)
+        or getattr(args, "use_rollout_indexer_replay", False),
+        "speculative_decoding": getattr(args, "sglang_speculative_algorithm", None),
+        "custom_generate": custom,
+        "sample_generate": any(sample.generate_function_path for sample in group),
+        "weights_move": getattr(args, "fully_async", False),
+        "finished_sample": any(sample.status not in fresh for sample in group),
+        "client_request_id": any(sample.adapter is not None for sample in group),
+    }
+    return [name for name, holds in held.items() if holds]

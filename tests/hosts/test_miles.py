@@ -1,0 +1,320 @@
+"""Miles' own code, unmodified, on both of its paths: the stock rollout and the patched one side by side.
+
+Where SGLang is not installed, the few names that Miles imports from it are made up; nothing of it runs in these tests.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import types
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollout_patch import UnsupportedHost
+from rollout_patch.hosts import calls
+from rollout_patch.hosts.miles import GroupRolloutFn, generate_rollout
+
+pytestmark = [pytest.mark.hosts, pytest.mark.filterwarnings("ignore")]
+
+PROMPTS = ["one and one is", "two", "three times three"]
+N = 4
+NOT_COMPARED = {"routing_key", "session_id"}
+SEEDED = {"sglang_enable_deterministic_inference": True}
+
+
+class MadeUp:
+    """Stands for any class of SGLang's that is imported and never used."""
+
+    @staticmethod
+    def _kv_pairs_to_dict(pairs: Any) -> dict[str, Any]:
+        return {}
+
+
+def made_up(name: str) -> type[MadeUp]:
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return MadeUp
+
+
+class MadeUpSglang:
+    """Finds any `sglang` module, with any attribute."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        return ModuleSpec(name, self, is_package=True) if name.split(".")[0] == "sglang" else None
+
+    def create_module(self, spec: ModuleSpec) -> types.ModuleType:
+        module = types.ModuleType(spec.name)
+        module.__path__ = []
+        module.__getattr__ = made_up  # type: ignore[method-assign]
+        return module
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        pass
+
+
+def installed() -> bool:
+    """Whether SGLang itself is there, and not only a folder of its name."""
+    try:
+        return importlib.util.find_spec("sglang.srt") is not None
+    except ModuleNotFoundError:
+        return False
+
+
+@pytest.fixture(autouse=True, scope="module")
+def sglang() -> Iterator[None]:
+    if installed():
+        yield
+        return
+    finder = MadeUpSglang()
+    sys.meta_path.insert(0, finder)
+    yield
+    sys.meta_path.remove(finder)
+
+
+@pytest.fixture(params=["class", "legacy"])
+def path(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def miles(host_importer: Callable[..., Any], path: str) -> Any:
+    """The module that generates a group, by path."""
+    names = {
+        "class": "miles.rollout.inference_rollout.inference_rollout_train",
+        "legacy": "miles.rollout.sglang_rollout",
+    }
+    return host_importer("MILES_CHECKOUT", names[path], ("httpx", "ray", "pylatexenc", "pybase64", "sglang_router"))
+
+
+@pytest.fixture
+def arguments(miles: Any, server: Any, byte_tokenizer: Path) -> Callable[..., Namespace]:
+    def make(**changes: Any) -> Namespace:
+        given = dict(
+            sglang_router_ip="127.0.0.1",
+            sglang_router_port=server.port,
+            sglang_server_concurrency=32,
+            sglang_router_policy=None,
+            sglang_speculative_algorithm=None,
+            sglang_dp_size=1,
+            rollout_num_gpus=1,
+            rollout_num_gpus_per_engine=1,
+            eval_num_gpus=0,
+            eval_num_gpus_per_engine=1,
+            use_distributed_post=False,
+            use_miles_router=False,
+            hf_checkpoint=str(byte_tokenizer),
+            chat_template_path=None,
+            rollout_temperature=1.0,
+            rollout_top_p=1.0,
+            rollout_top_k=-1,
+            rollout_max_response_len=8,
+            rollout_max_context_len=None,
+            rollout_stop=None,
+            rollout_stop_token_ids=None,
+            rollout_skip_special_tokens=True,
+            rollout_seed=11,
+            n_samples_per_prompt=N,
+            rollout_batch_size=len(PROMPTS),
+            over_sampling_batch_size=len(PROMPTS),
+            rollout_global_dataset=True,
+            rollout_submission_granularity="group",
+            ci_test=False,
+            partial_rollout=False,
+            mask_offpolicy_in_partial_rollout=False,
+            group_rm=False,
+            custom_generate_function_path=None,
+            custom_agent_function_path=None,
+            custom_rm_path="host_test_reward.reward",
+            rm_type=None,
+            use_rollout_routing_replay=False,
+            use_rollout_indexer_replay=False,
+            lora_rank=0,
+            lora_adapter_path=None,
+            dumper_enable=False,
+            dumper_inference=None,
+            recompute_logprobs_via_prefill=False,
+            dynamic_sampling_filter_path=None,
+            rollout_sample_filter_path=None,
+            rollout_all_samples_process_path=None,
+        )
+        return Namespace(**{**given, **changes})
+
+    return make
+
+
+@pytest.fixture
+def rollout(miles: Any, server: Any, data_source: Any, path: str) -> Callable[..., Any]:
+    """Runs one rollout, stock or patched, with fresh state; returns its output and the requests that it took."""
+    from miles.rollout.base_types import RolloutFnConstructorInput, RolloutFnTrainInput
+    from miles.rollout.inference_rollout.inference_rollout_common import InferenceRolloutFn
+    from miles.utils import http_utils
+    from miles.utils.async_utils import run
+    from miles.utils.misc import SingletonMeta
+
+    def go(args: Namespace, patched: bool, source: Any = None) -> tuple[Any, list[dict[str, Any]]]:
+        SingletonMeta._instances.clear()
+        http_utils._http_client = None
+        http_utils.init_http_client(args)
+        server.requests.clear()
+        source = source or data_source(miles.Sample, PROMPTS, N)
+        try:
+            if path == "class":
+                function = (GroupRolloutFn if patched else InferenceRolloutFn)(RolloutFnConstructorInput(args, source))
+                output = run(function(RolloutFnTrainInput(rollout_id=3)))
+            else:
+                function = generate_rollout if patched else miles.generate_rollout
+                output = function(args, 3, source, evaluation=False)
+        finally:
+            run(http_utils._http_client.aclose())
+            http_utils._http_client = None
+        return output, list(server.requests)
+
+    return go
+
+
+def rows(output: Any) -> list[dict[str, Any]]:
+    return [
+        {name: value for name, value in sample.to_dict().items() if name not in NOT_COMPARED}
+        for group in output.samples
+        for sample in group
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "arm"),
+    [({"rollout_patch_seed_per_slot": True}, "native"), ({"rollout_patch_parameter_lists": True}, "batched")],
+)
+@pytest.mark.parametrize("group_rm", [False, True])
+def test_seeded_samples_are_equal_field_by_field_for_a_request_a_group(
+    arguments: Any, rollout: Any, options: dict[str, Any], arm: str, group_rm: bool
+) -> None:
+    stock, stock_requests = rollout(arguments(**SEEDED, group_rm=group_rm), patched=False)
+    patched, requests = rollout(arguments(**SEEDED, group_rm=group_rm, **options), patched=True)
+    assert (len(stock_requests), len(requests)) == (N * len(PROMPTS), len(PROMPTS))
+    assert rows(patched) == rows(stock)
+    assert len({tuple(sample["tokens"]) for sample in rows(patched)}) == N * len(PROMPTS)
+    assert all(sample["reward"] is not None for sample in rows(patched))
+    assert patched.metrics[f"rollout_patch/{arm}_groups"] == len(PROMPTS)
+
+
+def test_one_native_body_is_the_stock_body_with_n(arguments: Any, rollout: Any) -> None:
+    _, stock_requests = rollout(arguments(), patched=False)
+    patched, requests = rollout(arguments(), patched=True)
+    for body in requests:
+        assert body["sampling_params"].pop("n") == N
+        assert stock_requests.count(body) == N
+    assert patched.metrics["rollout_patch/native_groups"] == len(PROMPTS)
+
+
+def test_fewer_permits_than_samples_complete(arguments: Any, rollout: Any, server: Any) -> None:
+    output, requests = rollout(arguments(sglang_server_concurrency=2), patched=True)
+    assert len(requests) == len(PROMPTS)
+    assert server.most_in_flight == 1
+    assert output.metrics["rollout_patch/permits_short"] == len(PROMPTS)
+
+
+def test_two_images_are_nested(arguments: Any, rollout: Any, miles: Any, data_source: Any) -> None:
+    image_module = pytest.importorskip("PIL.Image")
+
+    def images(prompt: str) -> list[Any]:
+        return [image_module.new("RGB", (4, 4), (len(prompt), shade, 0)) for shade in (1, 2)]
+
+    _, stock_requests = rollout(arguments(), False, data_source(miles.Sample, PROMPTS, N, images))
+    patched, requests = rollout(arguments(), True, data_source(miles.Sample, PROMPTS, N, images))
+    for body in requests:
+        assert body["sampling_params"].pop("n") == N
+        (body["image_data"],) = body["image_data"]
+        assert stock_requests.count(body) == N
+    assert "base64" not in repr(rows(patched))
+
+
+def test_routing_keys_of_samples_keep_them_apart(arguments: Any, rollout: Any) -> None:
+    args = arguments(sglang_router_policy="consistent_hashing")
+    output, requests = rollout(args, patched=True)
+    assert len(requests) == N * len(PROMPTS)
+    assert output.metrics["rollout_patch/fallback/routing_keys_differ"] == len(PROMPTS)
+
+
+def test_bad_gateways_are_retried_by_the_group(
+    arguments: Any, rollout: Any, server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls, "SECONDS_BETWEEN", 0.01)
+    left = [1, 1]
+    server.refuse = lambda body: (502, "bad gateway") if left and left.pop() else None
+    output, requests = rollout(arguments(), patched=True)
+    assert len(requests) == len(PROMPTS) + 2
+    assert output.metrics["rollout_patch/retries"] == 2
+
+
+def test_partial_outputs_of_an_abort_come_back(
+    arguments: Any, rollout: Any, server: Any, miles: Any, data_source: Any
+) -> None:
+    args = arguments(partial_rollout=True, rollout_batch_size=1, over_sampling_batch_size=3)
+    source = data_source(miles.Sample, PROMPTS, N)
+    server.holds = lambda body: len(body["input_ids"]) > 5
+    output, _ = rollout(args, True, source)
+    assert [sample.prompt for sample in output.samples[0]] == ["two"] * N
+    kept = [sample for group in source.given_back for sample in group]
+    assert len(kept) == 2 * N
+    assert all(sample.status == miles.Sample.Status.ABORTED for sample in kept)
+    assert all(sample.response_length == len(sample.rollout_log_probs) == 1 for sample in kept)
+    assert all(sample.metadata["start_rollout_id"] == 3 and sample.reward is None for sample in kept)
+
+
+def test_sample_granularity_counts_every_sample_down(
+    arguments: Any, rollout: Any, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if path == "legacy":
+        pytest.skip("the legacy path knows groups alone")
+    from miles.rollout import submission_scheduler
+
+    made: list[Any] = []
+    make = submission_scheduler.SampleBackfillSubmission.__init__
+    monkeypatch.setattr(
+        submission_scheduler.SampleBackfillSubmission,
+        "__init__",
+        lambda self, *given, **named: (made.append(self), make(self, *given, **named))[1],
+    )
+    output, _ = rollout(arguments(rollout_submission_granularity="sample"), patched=True)
+    assert output.metrics["rollout_patch/native_groups"] == len(PROMPTS)
+    assert [scheduler.samples_in_flight for scheduler in made] == [0]
+
+
+def test_the_dashboard_sees_each_sample_begin_and_end(arguments: Any, rollout: Any) -> None:
+    from miles.utils.lifecycle import TrajectoryLifecycle
+
+    class Sink:
+        def __init__(self) -> None:
+            self.seen: list[tuple[str, int]] = []
+
+        def __getattr__(self, name: str) -> Callable[[Any], None]:
+            return lambda sample: self.seen.append((name, sample.index))
+
+    seen = []
+    for patched in (False, True):
+        sink, made = Sink(), TrajectoryLifecycle.__init__
+        TrajectoryLifecycle.__init__ = lambda self, sink=sink: setattr(self, "sink", sink)
+        try:
+            rollout(arguments(), patched)
+        finally:
+            TrajectoryLifecycle.__init__ = made
+        seen.append(sorted(sink.seen))
+    assert seen[0] == seen[1]
+    assert len(seen[0]) == 3 * N * len(PROMPTS)
+
+
+def test_another_signature_is_refused_with_what_was_found(
+    miles: Any, arguments: Any, rollout: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def newer(group: Any) -> Any:
+        raise AssertionError("never called")
+
+    monkeypatch.setattr(miles, "generate_and_rm_group", newer)
+    with pytest.raises(UnsupportedHost, match=r"takes \('group',\)"):
+        rollout(arguments(), patched=True)
