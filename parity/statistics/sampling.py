@@ -66,7 +66,7 @@ def sampling_findings(
         experiment: The experiment's samples of the same prompts under the same (rollout_id, group_index).
         margins: The largest difference that does not matter, by metric, as in `SAMPLING_MARGINS`.
         rng: Source of the permutations.
-        permutations: How many; p cannot fall below 1 / (permutations + 1), which Holm multiplies by the number of tests.
+        permutations: How many; no p is below 1 / (permutations + 1), and Holm multiplies it by the number of tests.
 
     Raises:
         InputError: Groups are of unequal size, repeat a slot, or are not the same in both arms.
