@@ -33,7 +33,7 @@ class TrainingConfig:
     groups_per_step: int = 16
     group_size: int = 8
     updates_per_step: int = 2
-    learning_rate: float = 1e-3
+    learning_rate: float = 1e-4
     weight_decay: float = 0.0
     clip_low: float = 0.2
     clip_high: float = 0.28

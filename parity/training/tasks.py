@@ -42,8 +42,8 @@ class Arithmetic:
     """
 
     largest: int = 9
-    slip: float = 0.45
-    ramble: float = 0.2
+    slip: float = 0.5
+    ramble: float = 0.3
     name: str = "arithmetic"
     max_new_tokens: int = 10
 
