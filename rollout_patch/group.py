@@ -29,7 +29,7 @@ _log = logging.getLogger("rollout_patch")
 
 _CANNOT = frozenset({400, 413, 422, 501})
 """Statuses by which an engine or router says that it does not take such a request."""
-_TRANSIENT = frozenset({None, 408, 425, 429, 500, 502, 503, 504})
+_TRANSIENT = frozenset({None, 408, 409, 425, 429, 500, 502, 503, 504})
 """Statuses after which the same request may be sent again; `None` is no answer."""
 
 
@@ -147,7 +147,7 @@ async def generate_group(
         raise
     missed = aborted() and all(output.finish_reason != "abort" for output in outputs)
     notes = [name for name, holds in (("abort_missed", missed), ("permits_short", sender.permits_short)) if holds]
-    _log_once(arm, used, reasons)
+    log_way(arm, used, reasons)
     return GroupReport(
         arm_asked=arm,
         arm_used=used,
@@ -285,8 +285,8 @@ def _restore(adapter: Adapter[S], samples: Sequence[S], snapshots: Sequence[obje
 
 
 @functools.cache
-def _log_once(asked: str, used: str, reasons: tuple[str, ...]) -> None:
-    """One line a way and process; the counts go to the host's metrics."""
+def log_way(asked: str, used: str, reasons: tuple[str, ...]) -> None:
+    """Logs which way groups go and why, once a process; the counts go to the host's metrics."""
     if not reasons:
         _log.info("group sampling active: groups go %s", used)
     for reason in reasons:

@@ -12,15 +12,16 @@ from typing import Any
 from rollout_patch.assignment import Assignment
 from rollout_patch.eligibility import Capabilities, choose_arm
 from rollout_patch.errors import RequestFailed
-from rollout_patch.group import GroupReport, generate_group
+from rollout_patch.group import GroupReport, generate_group, log_way
 from rollout_patch.hosts.options import Options, read_options
 from rollout_patch.hosts.stock import NothingToSend, StockAdapter
+from rollout_patch.media import Encoder
 from rollout_patch.metrics import group_metrics
 from rollout_patch.permits import Permits
 from rollout_patch.recorder import json_lines, sample_rows
 
-ATTEMPTS, SECONDS_BETWEEN = 60, 1.0
-"""How slime, Miles and Relax send a request again (their `http_utils.post`)."""
+SECONDS_BETWEEN = 1.0
+"""How long slime, Miles and Relax wait before they send a request again (their `http_utils.post`)."""
 
 
 @dataclass(slots=True)
@@ -51,7 +52,8 @@ class RolloutCalls:
         *,
         assignment: Assignment,
         post: Callable[..., Any],
-        encode: Callable[[Any], Any],
+        encoder: Encoder,
+        attempts: int,
         capabilities: Capabilities,
         semaphore: Semaphore,
         capacity: int,
@@ -76,9 +78,6 @@ class RolloutCalls:
                 status = getattr(response, "status_code", None)
                 raise RequestFailed(status, str(error) if response is None else response.text) from error
 
-        async def encoder(kind: str, items: Sequence[Any]) -> Sequence[Any]:
-            return [encode(item) for item in items] if kind == "image_data" else items
-
         try:
             report = await generate_group(
                 arm,
@@ -86,7 +85,7 @@ class RolloutCalls:
                 adapter=adapter,
                 post=send,
                 capabilities=capabilities,
-                retries=ATTEMPTS - 1,
+                retries=attempts - 1,
                 retry_wait=SECONDS_BETWEEN,
                 recorder=self._recorder("exchanges", group),
                 chunk=self.options.chunk,
@@ -116,6 +115,7 @@ class RolloutCalls:
 
     def _leave_to_host(self, group: Sequence[Any], assignment: Assignment, names: Collection[str]) -> None:
         _, reasons = choose_arm(assignment.arms[0], names)
+        log_way(assignment.arms[0], "per-sample", reasons)
         self._count(group, assignment, GroupReport(assignment.arms[0], "per-sample", reasons, 0, 0, ()))
 
     def _count(self, group: Sequence[Any], assignment: Assignment, report: GroupReport) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from rollout_patch.eligibility import Capabilities
 from rollout_patch.hosts.calls import RolloutCalls
-from rollout_patch.hosts.stock import Stock, StockAdapter, replaced, require
+from rollout_patch.hosts.stock import Stock, StockAdapter, image_encoder, images_as_they_are, replaced, require
 
 CLASS_GROUPS = (
     ("state", "group", "sampling_params", "evaluation"),
@@ -24,6 +24,8 @@ CLASS_GROUPS = (
 )
 LEGACY_GROUP = ("args", "group", "sampling_params", "evaluation")
 LEGACY_SAMPLE = ("args", "sample", "sampling_params")
+ATTEMPTS = 60
+"""How often Miles sends a request (its `http_utils.post`)."""
 
 GroupFunction = Callable[..., Coroutine[Any, Any, Any]]
 
@@ -84,7 +86,8 @@ class GroupRolloutFn:
 
             custom = state.generate_function is not single_turn.generate
             way = _Way(
-                stock=Stock(generate, single_turn, self._endpoint),
+                stock=Stock(generate, single_turn, [images_as_they_are(self._endpoint)]),
+                encode=self._endpoint.encode_image_for_rollout_engine,
                 params=_params_by_slot(args, group, sampling_params),
                 prime=lambda sample: _prime(args, sample, common.policy_uses_routing_key(args)),
                 semaphore=state.generate_fn_semaphore,
@@ -140,7 +143,10 @@ def _legacy_group_function(miles: Any, stock_group: GroupFunction, calls: Rollou
                 sample.reward = reward
 
         way = _Way(
-            stock=Stock(lambda sample, params: miles.generate(args, sample, params), miles, miles),
+            stock=Stock(
+                lambda sample, params: miles.generate(args, sample, params), miles, [images_as_they_are(miles)]
+            ),
+            encode=miles.encode_image_for_rollout_engine,
             params=_params_by_slot(args, group, sampling_params),
             prime=lambda sample: _prime(args, sample, miles.policy_uses_routing_key(args)),
             semaphore=state.semaphore,
@@ -163,6 +169,7 @@ class _Way:
     """What the class path and the legacy path of Miles have each their own of."""
 
     stock: Stock
+    encode: Callable[[Any], Any]
     params: Sequence[Mapping[str, Any]]
     prime: Callable[[Any], None]
     semaphore: asyncio.Semaphore
@@ -193,7 +200,8 @@ async def _generate_and_score(
             StockAdapter(way.stock, group, way.params, prime, aborted_status),
             assignment=assignment,
             post=way.stock.post_in.post,
-            encode=way.stock.encode_in.encode_image_for_rollout_engine,
+            encoder=image_encoder(way.encode),
+            attempts=ATTEMPTS,
             capabilities=Capabilities(
                 seeded=bool(getattr(args, "sglang_enable_deterministic_inference", False)),
                 sampling_params_lists=calls.options.parameter_lists,

@@ -14,10 +14,12 @@ from typing import Any
 
 from rollout_patch.eligibility import Capabilities
 from rollout_patch.hosts.calls import RolloutCalls
-from rollout_patch.hosts.stock import Stock, StockAdapter, replaced, require
+from rollout_patch.hosts.stock import Stock, StockAdapter, image_encoder, images_as_they_are, replaced, require
 
 GROUP = ("args", "group", "sampling_params", "evaluation")
 SAMPLE = ("args", "sample", "sampling_params")
+ATTEMPTS = 60
+"""How often slime sends a request (its `http_utils.post`)."""
 
 
 def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: bool = False) -> Any:
@@ -58,7 +60,9 @@ def group_function(
             return list(await stock_group(args, group, sampling_params, evaluation=evaluation))
         assignment = calls.assign(group)
         aborted_status = slime.Sample.Status.ABORTED
-        stock = Stock(lambda sample, params: slime.generate(args, sample, params), slime, slime, slime)
+        stock = Stock(
+            lambda sample, params: slime.generate(args, sample, params), slime, [images_as_they_are(slime)], slime
+        )
         adapter = StockAdapter(
             stock, group, params_by_slot(args, state, group, sampling_params), lambda s: _prime(args, s), aborted_status
         )
@@ -68,7 +72,8 @@ def group_function(
                 adapter,
                 assignment=assignment,
                 post=slime.post,
-                encode=slime.encode_image_for_rollout_engine,
+                encoder=image_encoder(slime.encode_image_for_rollout_engine),
+                attempts=ATTEMPTS,
                 capabilities=capabilities_of(args, calls),
                 semaphore=state.semaphore,
                 capacity=args.sglang_server_concurrency * slime.get_rollout_num_engines(args),

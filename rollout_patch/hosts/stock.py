@@ -17,6 +17,7 @@ from types import CodeType
 from typing import Any
 
 from rollout_patch.errors import UnsupportedHost
+from rollout_patch.media import Encoder
 from rollout_patch.requests import SampleRequest
 from rollout_patch.responses import Output
 
@@ -43,14 +44,16 @@ class Stock:
     Attributes:
         generate: The host's generation of one sample, given the sample and its sampling parameters.
         post_in: The module in which it finds `post`.
-        encode_in: The module in which it finds `encode_image_for_rollout_engine`.
+        places: What else is another while it runs, as module, name and value: encoders that leave media as they are.
         trace_in: The module in which it finds `trace_span`, if it traces.
+        shared_headers: The first sample's headers are every sample's.
     """
 
     generate: Callable[[Any, dict[str, Any]], Coroutine[Any, Any, Any]]
     post_in: Any
-    encode_in: Any
+    places: Sequence[tuple[Any, str, Any]] = ()
     trace_in: Any = None
+    shared_headers: bool = False
 
 
 class StockAdapter:
@@ -78,6 +81,7 @@ class StockAdapter:
         self._aborted_status = aborted_status
         self._params = {id(sample): params for sample, params in zip(group, sampling_params, strict=True)}
         self._before: dict[int, dict[str, Any]] = {}
+        self._headers: Mapping[str, str] | None = None
 
     def request(self, sample: Any) -> SampleRequest:
         """What the host would send for the sample; images are left unencoded.
@@ -94,7 +98,9 @@ class StockAdapter:
             self._run(sample, take, traced=False)
         except _Taken as taken:
             self.url = taken.url
-            return _request_of(taken.payload, taken.headers or {}, resumed=sample.response_length > 0)
+            if self._headers is None or not self._stock.shared_headers:
+                self._headers = taken.headers or {}
+            return _request_of(taken.payload, self._headers, resumed=sample.response_length > 0)
         raise NothingToSend
 
     def apply(self, sample: Any, output: Output) -> None:
@@ -123,10 +129,7 @@ class StockAdapter:
 
     def _run(self, sample: Any, post: Callable[..., Any], traced: bool) -> None:
         stock = self._stock
-        places = [
-            (stock.post_in, "post", post),
-            (stock.encode_in, "encode_image_for_rollout_engine", lambda image: image),
-        ]
+        places = [(stock.post_in, "post", post), *stock.places]
         if stock.trace_in is not None and not traced:
             places.append((stock.trace_in, "trace_span", lambda *_, **__: nullcontext()))
         with replaced(*places):
@@ -153,6 +156,20 @@ def _request_of(payload: Mapping[str, Any], headers: Mapping[str, str], resumed:
         options={name: value for name, value in payload.items() if name not in parts},
         headers=headers,
     )
+
+
+def images_as_they_are(module: Any) -> tuple[Any, str, Any]:
+    """The place of slime's and Miles' image encoder, for images to stay unencoded."""
+    return (module, "encode_image_for_rollout_engine", lambda image: image)
+
+
+def image_encoder(encode: Callable[[Any], Any]) -> Encoder:
+    """Encodes images by a host's function, and leaves other media as they are."""
+
+    async def encoder(kind: str, items: Sequence[Any]) -> Sequence[Any]:
+        return [encode(item) for item in items] if kind == "image_data" else items
+
+    return encoder
 
 
 @contextmanager

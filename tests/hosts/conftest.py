@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis  # noqa: F401 (its plugin would import it in the summary, while a host's threads still parse)
 import pytest
 from aiohttp import web
 

@@ -1,0 +1,225 @@
+"""Relax: ``--rollout-function-path rollout_patch.hosts.relax.generate_rollout``.
+
+Delegates to Relax's own rollout, which fills its TransferQueue, and replaces only its generation of one group for the
+time of the call; evaluation stays as it is. Read with Relax of mid-2026 (`relax/engine/rollout/sglang_rollout.py`).
+
+Run as a module it prints the flags that a launcher adds, by the launcher's environment:
+
+    python -m rollout_patch.hosts.relax
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import logging
+import os
+import uuid
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any
+
+from rollout_patch.eligibility import CONDITIONS, Capabilities, choose_arm
+from rollout_patch.hosts.calls import RolloutCalls
+from rollout_patch.hosts.stock import Stock, StockAdapter, replaced, require
+from rollout_patch.media import Encoder, digest
+
+GROUP = ("args", "group", "sampling_params", "evaluation")
+SAMPLES = (("args", "sample", "sampling_params"), ("args", "sample", "sampling_params", "evaluation"))
+ATTEMPTS = 6
+"""How often Relax sends a request (its `http_utils.post`)."""
+
+KINDS = {"images": "image_data", "videos": "video_data", "audio": "audio_data"}
+ENCODERS = {
+    "image_data": "async_encode_image_for_rollout_engine",
+    "video_data": "async_encode_video_tensor_for_rollout_engine",
+    "audio_data": "async_encode_audio_for_rollout_engine",
+}
+
+_log = logging.getLogger("rollout_patch")
+
+
+def launcher_flags(environment: Mapping[str, str]) -> list[str]:
+    """What a launcher adds to Relax's command line.
+
+    With ``SGLANG_NATIVE_GROUP_SAMPLING=1``, the rollout function, group rewards and the router's policy: `round_robin`
+    unless ``SGLANG_ROUTER_POLICY`` says otherwise, because a cache-aware router counts a request of n samples as one
+    and sends groups of a common prefix to one engine. Otherwise only a policy that was asked for.
+    """
+    policy = environment.get("SGLANG_ROUTER_POLICY")
+    if environment.get("SGLANG_NATIVE_GROUP_SAMPLING", "0") != "1":
+        return ["--sglang-router-policy", policy] if policy else []
+    function = ["--rollout-function-path", "rollout_patch.hosts.relax.generate_rollout"]
+    return [*function, "--group-rm", "--sglang-router-policy", policy or "round_robin"]
+
+
+def generate_rollout(
+    args: Any, rollout_id: int, data_buffer: Any, data_system_client: Any, evaluation: bool = False
+) -> Any:
+    """The rollout function of Relax, with groups asked for as the options say.
+
+    Raises:
+        UnsupportedHost: Relax's functions have other signatures than the known ones.
+        ValueError: An option has no such value.
+    """
+    relax = importlib.import_module("relax.engine.rollout.sglang_rollout")
+    if evaluation:
+        return relax.generate_rollout(args, rollout_id, data_buffer, data_system_client, evaluation=True)
+    require(relax.generate_and_rm_group, GROUP)
+    require(relax.generate, *SAMPLES, calls=("post", "_run_image_processor", "_encode_multimodal_inputs"))
+    calls = RolloutCalls.of(args, rollout_id)
+    warn_if_never(args, calls.options.arm)
+    with replaced((relax, "generate_and_rm_group", group_function(relax, relax.generate_and_rm_group, calls))):
+        output = relax.generate_rollout(args, rollout_id, data_buffer, data_system_client, evaluation=False)
+    output.metrics = {**(output.metrics or {}), **calls.metrics()}
+    return output
+
+
+def warn_if_never(args: Any, arm: str) -> bool:
+    """Warns where the flags alone make every group go per sample, and says whether they do."""
+    way, reasons = choose_arm(arm, flag_conditions(args))
+    if way != "per-sample" or arm == "per-sample":
+        return False
+    sentences = "; ".join(f"{reason}: {CONDITIONS[reason].sentence}" for reason in reasons)
+    _log.warning("no group can go %s with these flags: %s", arm, sentences)
+    return True
+
+
+def group_function(
+    relax: Any, stock_group: Callable[..., Coroutine[Any, Any, Any]], calls: RolloutCalls
+) -> Callable[..., Coroutine[Any, Any, Any]]:
+    """The `generate_and_rm_group` of Relax, with the group's samples asked for together.
+
+    Args:
+        relax: The module `relax.engine.rollout.sglang_rollout`.
+        stock_group: Its own `generate_and_rm_group`, for groups that go its way.
+        calls: The rollout that the groups belong to.
+    """
+
+    async def generate_and_rm_group(
+        args: Any, group: list[Any], sampling_params: dict[str, Any], evaluation: bool = False
+    ) -> list[Any]:
+        state = relax.GenerateState(args)
+        conditions = [*flag_conditions(args), *sample_conditions(group, relax.Sample.Status)]
+        assignment = calls.assign(group)
+        left = bool(conditions) and choose_arm(assignment.arms[0], conditions)[0] == "per-sample"
+        if evaluation or state.aborted:
+            return list(await stock_group(args, group, sampling_params, evaluation=evaluation))
+        processed = {} if left else await _process_media(relax, state, args, group)
+
+        async def processor(state: Any, args: Any, prompt: Any, multimodal_inputs: Any) -> Any:
+            ids, train_inputs, seconds = processed[digest([prompt, multimodal_inputs])]
+            return list(ids), None if train_inputs is None else dict(train_inputs), seconds
+
+        async def unencoded(multimodal_inputs: Mapping[str, Any]) -> tuple[dict[str, list[Any]], float]:
+            media = {
+                field: list(multimodal_inputs[kind]) for kind, field in KINDS.items() if multimodal_inputs.get(kind)
+            }
+            return media, 0.0
+
+        stock = Stock(
+            lambda sample, params: relax.generate(args, sample, params),
+            relax,
+            [(relax, "_run_image_processor", processor), (relax, "_encode_multimodal_inputs", unencoded)],
+            shared_headers=True,
+        )
+        adapter = StockAdapter(
+            stock, group, _params_by_slot(args, state, group, sampling_params), _prime, _aborted(relax)
+        )
+        report = await calls.generate(
+            group,
+            adapter,
+            assignment=assignment,
+            post=relax.post,
+            encoder=_encoder(relax),
+            attempts=ATTEMPTS,
+            capabilities=Capabilities(
+                seeded=bool(getattr(args, "sglang_enable_deterministic_inference", False)),
+                sampling_params_lists=calls.options.parameter_lists,
+                seed_per_slot=calls.options.seed_per_slot,
+            ),
+            semaphore=state.semaphore,
+            capacity=args.sglang_server_concurrency * args.rollout_num_gpus // args.rollout_num_gpus_per_engine,
+            aborted=lambda: bool(state.aborted),
+            circumstances=conditions,
+        )
+        if report is None:
+            return list(await stock_group(args, group, sampling_params, evaluation=evaluation))
+        if report.aborted:
+            return group
+        if not state.aborted:
+            rewards = await relax.batched_async_rm(args, group)
+            for sample, reward in zip(group, rewards, strict=True):
+                sample.reward = reward
+        calls.record(group, report)
+        return group
+
+    return generate_and_rm_group
+
+
+async def _process_media(relax: Any, state: Any, args: Any, group: Sequence[Any]) -> dict[str, Any]:
+    """What Relax's processor makes of each distinct prompt with media, by digest: once a group, not once a sample."""
+    done: dict[str, Any] = {}
+    for sample in group:
+        media = sample.multimodal_inputs
+        if not state.processor or not media or not any(media.get(kind) for kind in KINDS):
+            continue
+        key = digest([sample.prompt, media])
+        if key not in done:
+            done[key] = await relax._run_image_processor(state, args, sample.prompt, media)
+    return done
+
+
+def _encoder(relax: Any) -> Encoder:
+    async def encoder(kind: str, items: Sequence[Any]) -> Sequence[Any]:
+        encode = getattr(relax, ENCODERS[kind])
+        return list(await asyncio.gather(*(encode(item) for item in items)))
+
+    return encoder
+
+
+def _prime(sample: Any) -> None:
+    """What Relax does to a sample before it is generated."""
+    if sample.session_id is None:
+        sample.session_id = str(uuid.uuid4())
+
+
+def _aborted(relax: Any) -> Any:
+    return relax.Sample.Status.ABORTED
+
+
+def _params_by_slot(
+    args: Any, state: Any, group: Sequence[Any], sampling_params: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    if not getattr(args, "sglang_enable_deterministic_inference", False):
+        return [dict(sampling_params) for _ in group]
+    return [{**sampling_params, "sampling_seed": state.group_sampling_seeds[slot]} for slot, _ in enumerate(group)]
+
+
+def flag_conditions(args: Any) -> list[str]:
+    """The conditions that the flags decide; deterministic inference and LoRA are read off the requests."""
+    held = {
+        "no_group_reward": not getattr(args, "group_rm", False),
+        "partial_rollout": getattr(args, "partial_rollout", False),
+        "middleware_router": getattr(args, "use_slime_router", False),
+        "on_policy_distillation": getattr(args, "use_opd", False),
+        "routing_replay": getattr(args, "use_rollout_routing_replay", False),
+        "speculative_decoding": getattr(args, "sglang_speculative_algorithm", None) is not None,
+        "custom_generate": getattr(args, "custom_generate_function_path", None) is not None,
+        "weights_move": getattr(args, "fully_async", False),
+    }
+    return [name for name, holds in held.items() if holds]
+
+
+def sample_conditions(group: Sequence[Any], status: Any) -> list[str]:
+    """The conditions that Relax's samples decide."""
+    fresh = (status.PENDING, status.ABORTED)
+    held = {
+        "sample_generate": any(getattr(sample, "generate_function_path", None) for sample in group),
+        "loss_mask": any(sample.loss_mask is not None for sample in group),
+        "finished_sample": any(sample.status not in fresh for sample in group),
+    }
+    return [name for name, holds in held.items() if holds]
+
+
+if __name__ == "__main__":
+    print(" ".join(launcher_flags(os.environ)))
