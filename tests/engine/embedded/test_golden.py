@@ -127,7 +127,7 @@ def wait_for(condition, seconds=60):
     until = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < until
-        time.sleep(0.01)
+        time.sleep(0.02)
 
 
 @pytest.mark.parametrize(

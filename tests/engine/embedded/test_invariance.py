@@ -42,7 +42,7 @@ async def everything_at_once(url, bodies):
         return await asyncio.gather(*map(one, bodies))
 
 
-@settings(derandomize=True, max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(derandomize=True, max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(PROMPTS, PARAMS, st.integers(-(2**40), 2**40), st.randoms(use_true_random=False))
 def test_a_seeded_response_is_the_same_alone_batched_native_and_amid_traffic(
     engine_url, ask, prompt, params, seed, rng
