@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from parity.metrics import RunCurves, curves_of_run
 from parity.replay import compare_twins
 from parity.reports.document import Report, RunRecord, build_report
 from parity.samples import Rollout, Sample
-from parity.stats import cost_findings, training_findings
+from parity.stats import collapse_finding, cost_findings, training_findings
 from parity.store import RunStore, read_experiment, run_store
 from parity.training.tasks import Task, get_task
 
@@ -177,24 +177,25 @@ def _replay_findings(pairs: Sequence[_FinishedPair]) -> list[Finding]:
 
 
 def _training_findings(pairs: Sequence[_FinishedPair], config: ExperimentConfig) -> list[Finding]:
-    curves = list(_curves(pairs))
+    curves = list(_curves(pairs, {"paired"}))
     if not curves:
         message = "no freely sampled pair was run, so no curves are compared"
         return [Finding("curves", Level.TRAINING, Status.NOT_COMPARED, message)]
     baseline, changed = zip(*curves, strict=True)
-    return training_findings(baseline, changed, config.margins)
+    return [*training_findings(baseline, changed, config.margins), collapse_finding(baseline, changed)]
 
 
 def _cost_findings(pairs: Sequence[_FinishedPair]) -> list[Finding]:
-    curves = list(_curves(pairs))
+    """L4 of every pair that an engine answered; a twin's arms make the same tokens, so their times compare best."""
+    curves = list(_curves(pairs, {"twin", "paired"}))
     if not curves:
-        return [Finding("cost", Level.COST, Status.NOT_COMPARED, "no freely sampled pair was run")]
+        return [Finding("cost", Level.COST, Status.NOT_COMPARED, "no pair was run on an engine")]
     return cost_findings(curves)
 
 
-def _curves(pairs: Sequence[_FinishedPair]) -> Iterator[tuple[RunCurves, RunCurves]]:
-    """The curves of each freely sampled pair, by run."""
+def _curves(pairs: Sequence[_FinishedPair], designs: Collection[str]) -> Iterator[tuple[RunCurves, RunCurves]]:
+    """The curves of each pair of these designs, by run."""
     for finished in pairs:
-        if finished.pair.design == "paired":
+        if finished.pair.design in designs:
             first, second = (curves_of_run(store.name, store.metrics()) for store in finished.stores)
             yield first, second

@@ -90,7 +90,7 @@ def requests_accounted(facts: Facts, groups: Groups, accounts: dict[Key, Account
         field="requests",
         case=case,
         missing="no exchanges recorded",
-        unit_rows=groups.first,
+        groups=groups,
     )
 
 
@@ -139,7 +139,7 @@ def samples_received(facts: Facts, groups: Groups, rollout: Rollout, accounts: d
         field="output_ids",
         case=case,
         missing="no exchanges or no output ids recorded",
-        unit_rows=groups.first,
+        groups=groups,
     )
 
 

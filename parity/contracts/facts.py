@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from typing import Any
 from zlib import crc32
@@ -161,7 +161,7 @@ def over_rows(
     case: Callable[[int], tuple[Any, Any, str]],
     missing: str,
     concerns: Bools | None = None,
-    unit_rows: Ints | None = None,
+    groups: Groups | None = None,
 ) -> Outcome:
     """Counts a rule over units, and describes the first that break it.
 
@@ -173,14 +173,17 @@ def over_rows(
         case: From a unit to what is expected, what is observed, and a sentence.
         missing: What is missing where a unit is not known.
         concerns: (units,) the rule is about the unit at all; all by default.
-        unit_rows: (units,) the row that stands for each unit; by default the units are the rows.
+        groups: Given if the units are these groups and not rows; a case then names no slot.
     """
     concerned = np.ones(len(known), dtype=np.bool_) if concerns is None else concerns
     wrong = np.flatnonzero(concerned & known & fails)
     cases = []
     for unit in wrong[:SHOWN].tolist():
-        row = unit if unit_rows is None else int(unit_rows[unit])
-        cases.append(Case(facts.where(row, field), *case(unit)))
+        if groups is None:
+            where = facts.where(unit, field)
+        else:
+            where = replace(facts.where(int(groups.first[unit]), field), index=None)
+        cases.append(Case(where, *case(unit)))
     return Outcome(int((concerned & known).sum()), len(wrong), tuple(cases), int((concerned & ~known).sum()), missing)
 
 

@@ -22,7 +22,7 @@ def output_count(facts: Facts, groups: Groups, rules: Rules) -> Outcome:
         field="index",
         case=lambda group: (size, int(groups.sizes[group]), f"a group of {groups.sizes[group]} samples, not {size}"),
         missing="the group size is not given",
-        unit_rows=groups.first,
+        groups=groups,
     )
 
 
@@ -36,7 +36,7 @@ def slot_index(facts: Facts, groups: Groups, rules: Rules) -> Outcome:
         return list(range(len(found))), found, f"the slots of a group of {len(found)} samples are {found}"
 
     return over_rows(
-        facts, known=_all(groups), fails=wrong, field="index", case=case, missing="", unit_rows=groups.first
+        facts, known=_all(groups), fails=wrong, field="index", case=case, missing="", groups=groups
     )
 
 

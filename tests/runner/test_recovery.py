@@ -89,12 +89,13 @@ def unreliable_url(policy_cache: Path, tmp_path: Path) -> Iterator[str]:
     engine = open_engine("embedded", warm_start(get_task("arithmetic"), policy_cache), tmp_path / "logs")
     started: asyncio.Queue[str] = asyncio.Queue()
     loop = asyncio.new_event_loop()
+    session: ClientSession
     count = 0
 
     async def handle(request: web.Request) -> web.StreamResponse:
         nonlocal count
         body = await request.read()
-        async with request.app["session"].request(request.method, engine.url + request.path_qs, data=body) as answer:
+        async with session.request(request.method, engine.url + request.path_qs, data=body) as answer:
             content = await answer.read()
             if request.path == "/generate":
                 count += 1
@@ -106,8 +107,9 @@ def unreliable_url(policy_cache: Path, tmp_path: Path) -> Iterator[str]:
             return web.Response(status=answer.status, body=content, content_type="application/json")
 
     async def serve() -> web.AppRunner:
+        nonlocal session
+        session = ClientSession()
         app = web.Application(client_max_size=1 << 24)
-        app["session"] = ClientSession()
         app.router.add_route("*", "/{path:.*}", handle)
         runner = web.AppRunner(app, shutdown_timeout=1)
         await runner.setup()
@@ -120,7 +122,7 @@ def unreliable_url(policy_cache: Path, tmp_path: Path) -> Iterator[str]:
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
     yield started.get_nowait()
-    asyncio.run_coroutine_threadsafe(app_runner.app["session"].close(), loop).result()
+    asyncio.run_coroutine_threadsafe(session.close(), loop).result()
     asyncio.run_coroutine_threadsafe(app_runner.cleanup(), loop).result()
     loop.call_soon_threadsafe(loop.stop)
     thread.join()
