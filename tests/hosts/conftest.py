@@ -17,7 +17,7 @@ from typing import Any
 
 import hypothesis  # noqa: F401 (its plugin would import it in the summary, while a host's threads still parse)
 import pytest
-from aiohttp import web
+from aiohttp import ClientSession, web
 
 REWARD_MODULE = "host_test_reward"
 
@@ -25,7 +25,8 @@ REWARD_MODULE = "host_test_reward"
 class SeededServer:
     """An engine and its router in one: what it answers is a function of prompt and seed, in whatever way it is asked.
 
-    Without a seed, the k-th answer to a prompt takes k. Requests that `holds` names wait until they are aborted.
+    Without a seed, the k-th answer to a prompt takes k. Requests that `holds` names wait until they are aborted. With
+    `upstream` it is the router alone, and an engine there answers.
     """
 
     def __init__(self) -> None:
@@ -33,6 +34,7 @@ class SeededServer:
         self.headers: list[dict[str, str]] = []
         self.refuse: Callable[[dict[str, Any]], tuple[int, Any] | None] = lambda body: None
         self.holds: Callable[[dict[str, Any]], bool] = lambda body: False
+        self.upstream: str | None = None
         self.most_in_flight = 0
         self._in_flight = 0
         self._asked: dict[str, int] = {}
@@ -81,6 +83,8 @@ class SeededServer:
         self.headers.append(dict(request.headers))
         if refused := self.refuse(body):
             return web.json_response(refused[1], status=refused[0])
+        if self.upstream:
+            return await self._forward(body)
         self._in_flight += 1
         self.most_in_flight = max(self.most_in_flight, self._in_flight)
         aborted = False
@@ -91,6 +95,10 @@ class SeededServer:
             await asyncio.sleep(0.005)
         self._in_flight -= 1
         return web.json_response(self._answer(body, aborted))
+
+    async def _forward(self, body: dict[str, Any]) -> web.Response:
+        async with ClientSession() as session, session.post(f"{self.upstream}/generate", json=body) as answer:
+            return web.Response(body=await answer.read(), status=answer.status, content_type="application/json")
 
     def _answer(self, body: dict[str, Any], aborted: bool) -> Any:
         prompt = body.get("input_ids", body.get("text"))

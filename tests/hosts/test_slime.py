@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -304,3 +305,56 @@ def test_the_hosts_functions_are_its_own_again_afterwards(slime: Any, arguments:
     own = (slime.generate_and_rm_group, slime.post, slime.encode_image_for_rollout_engine, slime.trace_span)
     rollout(generate_rollout, arguments())
     assert own == (slime.generate_and_rm_group, slime.post, slime.encode_image_for_rollout_engine, slime.trace_span)
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from parity.training.policy import build_policy, save_policy
+
+    return save_policy(build_policy(seed=0), tmp_path_factory.mktemp("policy") / "checkpoint")
+
+
+@pytest.fixture(
+    scope="module",
+    params=["embedded", pytest.param("sglang", marks=[pytest.mark.sglang, pytest.mark.slow])],
+)
+def engine(request: pytest.FixtureRequest, policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    from parity.engine import open_engine
+    from parity.errors import EngineError
+
+    if not os.environ.get("SLIME_CHECKOUT"):
+        pytest.skip("SLIME_CHECKOUT names no checkout")
+    try:
+        one = open_engine(request.param, policy, tmp_path_factory.mktemp("log"))
+    except EngineError as error:
+        pytest.skip(str(error))
+    yield request.param, one.url
+    one.stop()
+
+
+@pytest.mark.timeout(600)
+def test_through_an_engine_stock_and_patch_make_equal_samples(
+    slime: Any, arguments: Any, rollout: Any, server: Any, data_source: Any, policy: Path, engine: Any
+) -> None:
+    from parity.training.tasks import get_task
+
+    kind, server.upstream = engine
+    prompts = get_task("arithmetic").prompts(seed=0, step=0, count=3)
+    changes = {"hf_checkpoint": str(policy), **(SEEDED if kind == "embedded" else {})}
+    sources = [data_source(slime.Sample, prompts, N) for _ in range(2)]
+    stock, stock_requests = rollout(slime.generate_rollout, arguments(**changes), sources[0])
+    options = {"rollout_patch_seed_per_slot": True} if kind == "embedded" else {}
+    patched, requests = rollout(generate_rollout, arguments(**changes, **options), sources[1])
+    assert (len(stock_requests), len(requests)) == (3 * N, 3)
+    assert patched.metrics["rollout_patch/native_groups"] == 3
+    kept = [{name: value for name, value in row.items() if name != "prefix_cache_info"} for row in rows(patched)]
+    asked = [{name: value for name, value in row.items() if name != "prefix_cache_info"} for row in rows(stock)]
+    if kind == "embedded":
+        assert kept == asked
+    for one, other in zip(kept, asked, strict=True):
+        drawn = {"tokens", "response", "response_length", "rollout_log_probs", "loss_mask", "status", "reward"}
+        assert {name: one[name] for name in one if name not in drawn} == {
+            name: other[name] for name in other if name not in drawn
+        }
+        assert len(one["rollout_log_probs"]) == len(one["loss_mask"]) == one["response_length"] > 0
+    assert len({tuple(row["tokens"]) for row in kept}) > 3
