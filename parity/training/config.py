@@ -9,7 +9,10 @@ from parity.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class TrainingConfig:
-    """Settings of GRPO; the defaults take the arithmetic task from a reward below 0.4 to above 0.7 in 40 steps.
+    """Settings of GRPO.
+
+    On the arithmetic task the defaults take the reward from 0.3 to about 0.8 in 45 steps; a learning rate of 3e-3 or
+    more collapses it within ten.
 
     Attributes:
         groups_per_step: Prompts of one rollout.
