@@ -15,6 +15,7 @@ from typing import Any
 from rollout_patch.eligibility import Capabilities
 from rollout_patch.hosts.calls import RolloutCalls
 from rollout_patch.hosts.stock import Stock, StockAdapter, image_encoder, images_as_they_are, replaced, require
+from rollout_patch.responses import Output
 
 GROUP = ("args", "group", "sampling_params", "evaluation")
 SAMPLE = ("args", "sample", "sampling_params")
@@ -84,7 +85,8 @@ def group_function(
                 return list(await stock_group(args, group, sampling_params, evaluation=evaluation))
             if report.aborted:
                 return group
-            scored = list(await asyncio.gather(*(_finish(slime, args, sample) for sample in group)))
+            pairs = zip(group, report.outputs, strict=True)
+            scored = list(await asyncio.gather(*(_finish(slime, args, sample, output) for sample, output in pairs)))
             if args.group_rm and not state.aborted:
                 with slime.trace_span(scored, "group_reward_model"):
                     rewards = await slime.batched_async_rm(args, scored)
@@ -104,9 +106,9 @@ def _prime(args: Any, sample: Any) -> None:
         sample.loss_mask = [0] * sample.response_length
 
 
-async def _finish(slime: Any, args: Any, sample: Any) -> Any:
-    """What slime does to a sample after it was generated: hooks, and the reward unless the group is scored together."""
-    if sample.status == slime.Sample.Status.ABORTED and not sample.tokens:
+async def _finish(slime: Any, args: Any, sample: Any, output: Output) -> Any:
+    """What slime does to a sample after it was sent: hooks, and the reward unless the group is scored together."""
+    if not output.id:
         return sample
     sample = await slime.apply_rollout_sample_hooks(args, sample, evaluation=False)
     if args.group_rm or sample.status == slime.Sample.Status.ABORTED:

@@ -1,0 +1,43 @@
+"""Options come from the host's arguments first, then from the environment, and a wrong one is refused by name."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+
+from rollout_patch.hosts.options import Options, read_options
+
+
+def test_without_any_every_group_is_asked_for_natively() -> None:
+    assert read_options(Namespace(), {}) == Options("native", "fixed", None, None, False, False)
+
+
+def test_arguments_win_over_the_environment() -> None:
+    environment = {"ROLLOUT_PATCH_ARM": "batched", "ROLLOUT_PATCH_CHUNK": "4", "ROLLOUT_PATCH_PARAMETER_LISTS": "1"}
+    args = Namespace(rollout_patch_arm="per-sample", rollout_patch_record="out", rollout_patch_seed_per_slot=True)
+    assert read_options(args, environment) == Options("per-sample", "fixed", 4, Path("out"), True, True)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("arm", "grouped"),
+        ("design", "probe"),
+        ("chunk", "0"),
+        ("chunk", "four"),
+        ("parameter_lists", "maybe"),
+        ("seed_per_slot", "2"),
+    ],
+)
+def test_a_wrong_value_is_refused_by_name(name: str, value: str) -> None:
+    with pytest.raises(ValueError, match=f"rollout_patch_{name} is '{value}'"):
+        read_options(Namespace(), {f"ROLLOUT_PATCH_{name.upper()}": value})
+
+
+def test_switchback_draws_between_the_baseline_and_the_arm_asked_for() -> None:
+    options = Options(design="switchback")
+    drawn = [options.assign(seed=1, rollout_id=0, group_index=group).arms for group in range(64)]
+    assert set(drawn) == {("native",), ("per-sample",)}
+    assert Options().assign(seed=1, rollout_id=0, group_index=0).arms == ("native",)
