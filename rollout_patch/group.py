@@ -284,12 +284,16 @@ def _restore(adapter: Adapter[S], samples: Sequence[S], snapshots: Sequence[obje
         adapter.restore(sample, snapshot)
 
 
-@functools.cache
-def log_way(asked: str, used: str, reasons: tuple[str, ...]) -> None:
-    """Logs which way groups go and why, once a process; the counts go to the host's metrics."""
-    if not reasons:
-        _log.info("group sampling active: groups go %s", used)
+def log_way(asked: str, used: str, reasons: Iterable[str]) -> None:
+    """Logs that groups go a way, and each reason why not the one asked for; the counts go to the host's metrics."""
+    if asked == used:
+        _log_once(logging.INFO, f"group sampling active: groups go {used}")
     for reason in reasons:
-        _log.warning(
-            "a group asked for %s goes %s (%s): %s; said once", asked, used, reason, CONDITIONS[reason].sentence
+        _log_once(
+            logging.WARNING, f"groups that may not go {asked} ({reason}): {CONDITIONS[reason].sentence}; said once"
         )
+
+
+@functools.cache
+def _log_once(level: int, line: str) -> None:
+    _log.log(level, line)

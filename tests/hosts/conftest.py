@@ -241,3 +241,31 @@ def data_source() -> type[DataSource]:
 @pytest.fixture
 def host_importer() -> Callable[..., Any]:
     return import_host
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from parity.training.policy import build_policy, save_policy
+
+    return save_policy(build_policy(seed=0), tmp_path_factory.mktemp("policy") / "checkpoint")
+
+
+@pytest.fixture(
+    scope="module",
+    params=["embedded", pytest.param("sglang", marks=[pytest.mark.sglang, pytest.mark.slow])],
+)
+def engine(
+    request: pytest.FixtureRequest, policy: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[str, str]]:
+    """What an engine of its own process is called, and its URL."""
+    from parity.engine import open_engine
+    from parity.errors import EngineError
+
+    if not os.environ.get(request.module.CHECKOUT):
+        pytest.skip(f"{request.module.CHECKOUT} names no checkout")
+    try:
+        one = open_engine(request.param, policy, tmp_path_factory.mktemp("log"))
+    except EngineError as error:
+        pytest.skip(str(error))
+    yield request.param, one.url
+    one.stop()

@@ -5,6 +5,7 @@ Where SGLang is not installed, the few names that Miles imports from it are made
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import sys
 import types
@@ -22,6 +23,7 @@ from rollout_patch.hosts.miles import GroupRolloutFn, generate_rollout
 
 pytestmark = [pytest.mark.hosts, pytest.mark.filterwarnings("ignore")]
 
+CHECKOUT = "MILES_CHECKOUT"
 PROMPTS = ["one and one is", "two", "three times three"]
 N = 4
 NOT_COMPARED = {"routing_key", "session_id"}
@@ -89,7 +91,7 @@ def miles(host_importer: Callable[..., Any], path: str) -> Any:
         "class": "miles.rollout.inference_rollout.inference_rollout_train",
         "legacy": "miles.rollout.sglang_rollout",
     }
-    return host_importer("MILES_CHECKOUT", names[path], ("httpx", "ray", "pylatexenc", "pybase64", "sglang_router"))
+    return host_importer(CHECKOUT, names[path], ("httpx", "ray", "pylatexenc", "pybase64", "sglang_router"))
 
 
 @pytest.fixture
@@ -171,11 +173,20 @@ def rollout(miles: Any, server: Any, data_source: Any, path: str) -> Callable[..
                 function = generate_rollout if patched else miles.generate_rollout
                 output = function(args, 3, source, evaluation=False)
         finally:
-            run(http_utils._http_client.aclose())
+            run(settle(http_utils._http_client))
             http_utils._http_client = None
         return output, list(server.requests)
 
     return go
+
+
+async def settle(client: Any) -> None:
+    """Ends what a failed rollout left running, and closes the client."""
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in left:
+        task.cancel()
+    await asyncio.gather(*left, return_exceptions=True)
+    await client.aclose()
 
 
 def rows(output: Any) -> list[dict[str, Any]]:
@@ -318,3 +329,27 @@ def test_another_signature_is_refused_with_what_was_found(
     monkeypatch.setattr(miles, "generate_and_rm_group", newer)
     with pytest.raises(UnsupportedHost, match=r"takes \('group',\)"):
         rollout(arguments(), patched=True)
+
+
+@pytest.mark.timeout(600)
+def test_through_an_engine_stock_and_patch_make_equal_samples(
+    miles: Any, arguments: Any, rollout: Any, server: Any, data_source: Any, policy: Path, engine: Any
+) -> None:
+    from parity.training.tasks import get_task
+
+    kind, server.upstream = engine
+    seeded = kind == "embedded"
+    prompts = get_task("arithmetic").prompts(seed=0, step=0, count=3)
+    changes = {"hf_checkpoint": str(policy), **(SEEDED if seeded else {})}
+    sources = [data_source(miles.Sample, prompts, N) for _ in range(2)]
+    stock, stock_requests = rollout(arguments(**changes), False, sources[0])
+    patched, requests = rollout(arguments(**changes, rollout_patch_seed_per_slot=seeded), True, sources[1])
+    assert (len(stock_requests), len(requests)) == (3 * N, 3)
+    drawn = {"tokens", "response", "response_length", "rollout_log_probs", "status", "reward"}
+    left_out = {"prefix_cache_info"} | (set() if seeded else drawn)
+    for one, other in zip(rows(patched), rows(stock), strict=True):
+        assert {name: one[name] for name in one if name not in left_out} == {
+            name: other[name] for name in other if name not in left_out
+        }
+        assert len(one["rollout_log_probs"]) == one["response_length"] > 0
+    assert len({tuple(row["tokens"]) for row in rows(patched)}) > 3

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
+import asyncio
 from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from rollout_patch.hosts.slime import generate_rollout
 
 pytestmark = [pytest.mark.hosts, pytest.mark.filterwarnings("ignore")]
 
+CHECKOUT = "SLIME_CHECKOUT"
 PROMPTS = ["one and one is", "two", "three times three"]
 N = 4
 NOT_COMPARED = {"session_id", "trace"}
@@ -23,7 +24,7 @@ NOT_COMPARED = {"session_id", "trace"}
 
 @pytest.fixture
 def slime(host_importer: Callable[..., Any]) -> Any:
-    return host_importer("SLIME_CHECKOUT", "slime.rollout.sglang_rollout", ("httpx", "ray", "pylatexenc"))
+    return host_importer(CHECKOUT, "slime.rollout.sglang_rollout", ("httpx", "ray", "pylatexenc"))
 
 
 @pytest.fixture
@@ -82,11 +83,20 @@ def rollout(slime: Any, server: Any, data_source: Any) -> Callable[..., Any]:
         try:
             output = function(args, 3, source, evaluation=False)
         finally:
-            run(http_utils._http_client.aclose())
+            run(settle(http_utils._http_client))
             http_utils._http_client = None
         return output, list(server.requests)
 
     return go
+
+
+async def settle(client: Any) -> None:
+    """Ends what a failed rollout left running, and closes the client."""
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in left:
+        task.cancel()
+    await asyncio.gather(*left, return_exceptions=True)
+    await client.aclose()
 
 
 def rows(output: Any) -> list[dict[str, Any]]:
@@ -305,31 +315,6 @@ def test_the_hosts_functions_are_its_own_again_afterwards(slime: Any, arguments:
     own = (slime.generate_and_rm_group, slime.post, slime.encode_image_for_rollout_engine, slime.trace_span)
     rollout(generate_rollout, arguments())
     assert own == (slime.generate_and_rm_group, slime.post, slime.encode_image_for_rollout_engine, slime.trace_span)
-
-
-@pytest.fixture(scope="module")
-def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from parity.training.policy import build_policy, save_policy
-
-    return save_policy(build_policy(seed=0), tmp_path_factory.mktemp("policy") / "checkpoint")
-
-
-@pytest.fixture(
-    scope="module",
-    params=["embedded", pytest.param("sglang", marks=[pytest.mark.sglang, pytest.mark.slow])],
-)
-def engine(request: pytest.FixtureRequest, policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    from parity.engine import open_engine
-    from parity.errors import EngineError
-
-    if not os.environ.get("SLIME_CHECKOUT"):
-        pytest.skip("SLIME_CHECKOUT names no checkout")
-    try:
-        one = open_engine(request.param, policy, tmp_path_factory.mktemp("log"))
-    except EngineError as error:
-        pytest.skip(str(error))
-    yield request.param, one.url
-    one.stop()
 
 
 @pytest.mark.timeout(600)

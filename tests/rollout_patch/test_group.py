@@ -359,10 +359,9 @@ async def test_a_fallback_is_logged_once_a_reason(
     engine: Any, adapter: Any, make_group: MakeGroup, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, logger="rollout_patch"):
-        for _ in range(3):
-            await generate_group(
-                "native", make_group(2), adapter=adapter, post=engine.post, circumstances=["speculative_decoding"]
-            )
+        for more in ([], ["custom_generate"], []):
+            held = ["speculative_decoding", *more]
+            await generate_group("native", make_group(2), adapter=adapter, post=engine.post, circumstances=held)
     lines = [record.getMessage() for record in caplog.records if "speculative_decoding" in record.getMessage()]
     assert len(lines) == 1
     assert "was not seen with more than one sample" in lines[0]
