@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
@@ -282,12 +283,24 @@ def test_an_abort_before_anything_was_sent_gives_the_group_back_as_it_was(
 
 
 def test_exchanges_samples_and_assignments_are_recorded(arguments: Any, rollout: Any, tmp_path: Path) -> None:
+    from parity.contract_checks import check_accounting, check_exchanges, check_samples
+    from parity.contracts.rules import Rules
     from parity.exchanges import read_exchanges
+    from parity.samples import Rollout, Sample
 
     options = {"rollout_patch_record": str(tmp_path), "rollout_patch_design": "switchback"}
     output, requests = rollout(generate_rollout, arguments(**options))
+    rules = Rules(group_size=N)
     exchanges = list(read_exchanges(tmp_path / "rollout.exchanges.jsonl"))
-    assert len((tmp_path / "rollout.samples.jsonl").read_text().splitlines()) == N * len(PROMPTS)
+    lines = (tmp_path / "rollout.samples.jsonl").read_text().splitlines()
+    assert len(lines) == N * len(PROMPTS)
+    samples = Rollout.from_samples(Sample(**json.loads(line)) for line in lines)
+    findings = [
+        *check_exchanges(exchanges, rules),
+        *check_samples(samples, rules),
+        *check_accounting(samples, exchanges),
+    ]
+    assert [finding.message for finding in findings if finding.fails] == []
     groups = (tmp_path / "rollout.groups.jsonl").read_text().splitlines()
     assert len(groups) == len(PROMPTS)
     assert all('"design":"switchback"' in line for line in groups)

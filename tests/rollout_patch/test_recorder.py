@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,10 @@ from typing import Any
 
 import pytest
 
-from parity.exchanges import read_exchanges
+from parity.contract_checks import check_accounting, check_exchanges, check_samples
+from parity.contracts.rules import Rules
+from parity.exchanges import Exchange, read_exchanges
+from parity.findings import Status
 from parity.samples import SAMPLE_FIELDS, Rollout, Sample
 from rollout_patch import ARMS, RequestFailed, generate_group, json_lines, sample_rows
 
@@ -85,3 +89,33 @@ async def test_samples_read_back_as_columns(engine: Any, adapter: Any, make_grou
     assert [rows[0][name] for name in ("temperature", "max_new_tokens", "top_k", "arm")] == [0.7, 9, 20, "native"]
     assert [len(one) for one in rows[0]["media_sha256"]] == [64]
     assert "sampling_seed" not in rows[0]
+
+
+@pytest.mark.parametrize("arm", ARMS)
+async def test_what_is_recorded_keeps_the_contract_and_a_lost_exchange_breaks_it(
+    arm: str, engine: Any, adapter: Any, make_group: MakeGroup, tmp_path: Path
+) -> None:
+    path = tmp_path / "run.exchanges.jsonl"
+    rows: list[dict[str, Any]] = []
+    engine.numbers = itertools.count(100)
+    for group_index in range(3):
+        record = json_lines(path, {"rollout_id": 0, "group_index": group_index})
+        params = {"temperature": 1.0, "max_new_tokens": 8, "stop_token_ids": [7]}
+        group = make_group(4, input_ids=[1, 2, 3 + group_index], sampling_params=params)
+        report = await generate_group(arm, group, adapter=adapter, post=engine.post, recorder=record)
+        rows += sample_rows(report, rollout_id=0, group_index=group_index)
+    rollout = Rollout.from_samples(Sample(**row) for row in rows)
+    rules = Rules(group_size=4, max_new_tokens=8, stop_token_ids=frozenset({7}))
+
+    def failing(exchanges: list[Exchange]) -> set[str]:
+        findings = [
+            *check_exchanges(exchanges, rules),
+            *check_samples(rollout, rules),
+            *check_accounting(rollout, exchanges),
+        ]
+        assert any(finding.status is Status.PASS for finding in findings)
+        return {finding.check for finding in findings if finding.fails}
+
+    exchanges = list(read_exchanges(path))
+    assert failing(exchanges) == set()
+    assert failing(exchanges[1:]) != set()
