@@ -84,12 +84,13 @@ def run(context: click.Context, /, out: Path | None, resume: bool, as_json: bool
     One twin pair samples with seeds, so that both arms must be equal bit for bit; free pairs then show whether the
     curves contradict it. Killed at any point, it goes on with --resume.
     """
-    from parity.runner import Watcher, run_experiment
-
     if resume and out is None:
         raise UsageError("--resume needs --out: the directory of the experiment to go on with")
     directory = out or Path("parity-out") / datetime.now(timezone.utc).strftime("%Y%m%d-%H%M%S")
     config = _run_config(context, asked, directory if resume else None)
+    config.validate()
+    from parity.runner import Watcher, run_experiment  # imports torch, so only once it is needed
+
     console = Console(stderr=as_json, highlight=False)
     with _interruptible(directory), _watching(console, quiet) as (step, note):
         run_experiment(

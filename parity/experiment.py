@@ -12,6 +12,9 @@ from parity.training.config import TrainingConfig
 from parity.training.tasks import get_task
 from rollout_patch import ARMS
 
+ENGINES = ("embedded", "sglang")
+"""Engines that can be started here; a URL names one that somebody else runs."""
+
 DESIGNS = ("twin", "replay", "paired")
 """How a pair is made: seeded sampling in both arms; one recording served to both arms; free sampling in both arms."""
 
@@ -72,11 +75,15 @@ class ExperimentConfig:
         unknown = set(self.designs) - set(DESIGNS)
         if unknown:
             raise UsageError(f"no design {sorted(unknown)}: there are {', '.join(DESIGNS)}")
+        if "replay" in self.designs and "paired" not in self.designs:
+            raise UsageError("a replay needs a recording: add --design paired")
         for name in ("seeds", "steps", "twin_steps"):
             if getattr(self, name) < 1:
                 raise UsageError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(self, name)}")
         if "://" in self.engine and not self.control:
             raise UsageError(f"training pushes weights to {self.engine}: allow it with --control")
+        elif "://" not in self.engine and self.engine not in ENGINES:
+            raise UsageError(f"no engine {self.engine!r}: expected {', '.join(ENGINES)} or a URL")
         planting(self.plants)
         get_task(self.task)
 

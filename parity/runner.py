@@ -77,8 +77,7 @@ def choose_designs(config: ExperimentConfig, capabilities: Capabilities) -> tupl
     """The designs to run: those asked for, or what the engine's capabilities allow.
 
     Raises:
-        UsageError: A twin was asked for on an engine whose seeds do not make a response reproducible in every arm, or a
-            replay without a paired run to record.
+        UsageError: A twin was asked for on an engine whose seeds do not make a response reproducible in every arm.
     """
     seedable = capabilities.seeded and (
         capabilities.seed_per_slot or "native" not in (config.baseline, config.experiment)
@@ -91,8 +90,6 @@ def choose_designs(config: ExperimentConfig, capabilities: Capabilities) -> tupl
             else "gives all n samples of a native request one seed, so a seeded group is n clones"
         )
         raise UsageError(f"a twin needs an engine with reproducible samples; this one {reason}: use --design replay")
-    if "replay" in designs and "paired" not in designs:
-        raise UsageError("a replay needs a recording: add --design paired")
     return designs
 
 
@@ -384,6 +381,6 @@ def _request_metrics(result: RolloutResult) -> dict[str, float]:
     fallbacks = sum(report.arm_used != report.arm_asked for report in result.reports)
     return {
         "perf/requests": float(sum(report.requests for report in result.reports)),
-        "rollout/retries": float(sum(report.retries for report in result.reports)),
-        "rollout/fallbacks": float(fallbacks),
+        "perf/retries": float(sum(report.retries for report in result.reports)),
+        "perf/fallbacks": float(fallbacks),
     }
