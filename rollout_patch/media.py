@@ -35,11 +35,19 @@ def _content(item: Any) -> bytes:
     if isinstance(item, (list, tuple)):
         return "".join(map(digest, item)).encode()
     if hasattr(item, "detach") and hasattr(item, "numpy"):
-        item = item.detach().float().cpu().numpy()
+        return str(item.dtype).encode() + _content(_array(item.detach().cpu()))
     if hasattr(item, "tobytes"):
         form = [getattr(item, name, None) for name in ("mode", "size", "shape", "dtype")]
         return repr(form).encode() + bytes(item.tobytes())
     return str(id(item)).encode()
+
+
+def _array(tensor: Any) -> Any:
+    """A tensor as an array; types that NumPy lacks, such as bfloat16, fit float32 exactly."""
+    try:
+        return tensor.numpy()
+    except TypeError:
+        return tensor.float().numpy()
 
 
 def digests(payloads: Sequence[Any]) -> list[str]:

@@ -62,6 +62,8 @@ def test_tensors_count_by_content() -> None:
     for dtype in (torch.float32, torch.bfloat16, torch.uint8):
         assert digest(torch.ones(3, dtype=dtype)) == digest(torch.ones(3, dtype=dtype))
         assert digest(torch.ones(3, dtype=dtype)) != digest(torch.zeros(3, dtype=dtype))
+    assert digest(torch.ones(3)) != digest(torch.ones(3, dtype=torch.bfloat16))
+    assert digest(torch.tensor([2**24])) != digest(torch.tensor([2**24 + 1]))
 
 
 async def test_shared_and_copied_media_are_encoded_once() -> None:
