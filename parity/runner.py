@@ -221,7 +221,9 @@ async def _run_pairs(
     async with engine.client() as client:
         capabilities = await client.capabilities()
         designs = choose_designs(config, capabilities)
-        amend_experiment(out, {"designs": designs, "engine_capabilities": asdict(capabilities)})
+        version = str((await client.server_info()).get("version", "not stated"))
+        facts = {"designs": designs, "engine_capabilities": asdict(capabilities), "engine_version": version}
+        amend_experiment(out, facts)
         pairs = plan_pairs(config, designs)
         bench = _Bench(config, out, task, load_tokenizer(policy), policy, engine, client, capabilities)
         total = sum(2 * pair.steps for pair in pairs)

@@ -418,7 +418,7 @@ def _provenance(experiment: Mapping[str, Any], runs: Sequence[RunRecord]) -> Pro
         commit=str(experiment.get("commit") or "not recorded"),
         versions={str(name): str(version) for name, version in (experiment.get("versions") or {}).items()},
         task=str(experiment.get("task") or "not recorded"),
-        engine=str(experiment.get("engine") or "not recorded"),
+        engine=_engine(experiment),
         seeds=tuple(experiment.get("seeds") or ()),
         steps=experiment.get("steps"),
         margins=dict(experiment.get("margins") or {}),
@@ -426,3 +426,9 @@ def _provenance(experiment: Mapping[str, Any], runs: Sequence[RunRecord]) -> Pro
         config_hash=config_hash(config),
         seconds=max(times) - min(times) if times else None,
     )
+
+
+def _engine(experiment: Mapping[str, Any]) -> str:
+    """The engine asked for, and the version that it stated."""
+    engine, version = experiment.get("engine"), experiment.get("engine_version")
+    return f"{engine or 'not recorded'}{f', version {version}' if version else ''}"

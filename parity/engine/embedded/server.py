@@ -16,6 +16,7 @@ import orjson
 from aiohttp import web
 from transformers import AutoTokenizer
 
+from parity import __version__
 from parity.engine.embedded.model import CheckpointError, Model
 from parity.engine.embedded.protocol import (
     GenerateRequest,
@@ -376,6 +377,7 @@ class _Face:
         return _json(
             {
                 "engine": "parity-embedded",
+                "version": __version__,
                 "deterministic": True,
                 "seed_per_slot": True,
                 "model_path": str(engine.path),
