@@ -18,13 +18,14 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import orjson
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from parity.errors import InputError, UsageError
@@ -61,7 +62,11 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def dump_line(row: Mapping[str, Any]) -> bytes:
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    write_atomically(path, json.dumps(content, indent=1).encode())
+
+
+def _dump_line(row: Mapping[str, Any]) -> bytes:
     """One JSON line; NaN and infinities stay themselves (`NaN`, `Infinity`), never null or zero."""
     return json.dumps(row, ensure_ascii=False).encode() + b"\n"
 
@@ -96,7 +101,7 @@ class RunStore:
 
     @property
     def name(self) -> str:
-        """The run's name, ``<arm>-seed<k>`` or ``<design>-<arm>-seed<k>``."""
+        """The run's name: ``<arm>-seed<k>``, with ``replay-`` before it where it replays."""
         return self.path.name
 
     def create(self) -> None:
@@ -106,7 +111,7 @@ class RunStore:
 
     def append_event(self, event: str, time: float, **details: Any) -> None:
         """Appends one event; `time` is in seconds since the epoch."""
-        _append(self.path / "events.jsonl", dump_line({"event": event, "time": time, **details}))
+        _append(self.path / "events.jsonl", _dump_line({"event": event, "time": time, **details}))
 
     def append_metrics(self, row: Mapping[str, Any]) -> None:
         """Appends a finished step's metrics; `row["step"]` must be the step after the last finished one.
@@ -117,7 +122,7 @@ class RunStore:
         expected = self.finished_steps()
         if row.get("step") != expected:
             raise InputError(f"{self.path / 'metrics.jsonl'}: step {row.get('step')} where step {expected} is next")
-        _append(self.path / "metrics.jsonl", dump_line(row))
+        _append(self.path / "metrics.jsonl", _dump_line(row))
 
     def events(self) -> list[dict[str, Any]]:
         """All events, in the order they happened."""
@@ -146,7 +151,7 @@ class RunStore:
         for name in ("metrics.jsonl", "events.jsonl"):
             path = self.path / name
             if path.exists():
-                write_atomically(path, b"".join(dump_line(row) for row in _read_lines(path)))
+                write_atomically(path, b"".join(_dump_line(row) for row in _read_lines(path)))
         finished = self.finished_steps()
         for folder in ("rollouts", "exchanges"):
             for path in (self.path / folder).iterdir():
@@ -158,10 +163,9 @@ class RunStore:
 
     def write_step(self, step: int, rollout: Rollout, exchanges: Iterable[Exchange]) -> None:
         """Writes the samples and the exchanges of one step."""
-        path = self.rollout_path(step)
-        temporary = path.with_name(f".{path.name}.partial")
-        pq.write_table(rollout.table, temporary, compression="zstd")
-        temporary.replace(path)
+        columns = pa.BufferOutputStream()
+        pq.write_table(rollout.table, columns, compression="zstd")
+        write_atomically(self.rollout_path(step), columns.getvalue())
         lines = b"".join(orjson.dumps(exchange.to_json()) + b"\n" for exchange in exchanges)
         write_atomically(self.exchanges_path(step), lines)
 
@@ -193,7 +197,7 @@ class RunStore:
 
     def write_outcome(self, outcome: Mapping[str, Any]) -> None:
         """Writes how the run ended, or that it has not."""
-        write_atomically(self.path / "run.json", json.dumps(outcome, indent=1).encode())
+        _write_json(self.path / "run.json", outcome)
 
     def outcome(self) -> dict[str, Any]:
         """How the run ended; `{}` while that is unknown."""
@@ -217,7 +221,7 @@ def create_experiment(path: Path, experiment: Mapping[str, Any]) -> None:
     path.mkdir(parents=True, exist_ok=True)
     if (path / EXPERIMENT_FILE).exists():
         raise UsageError(f"{path} already holds an experiment: continue it with --resume, or choose another --out")
-    write_atomically(path / EXPERIMENT_FILE, json.dumps(experiment, indent=1).encode())
+    _write_json(path / EXPERIMENT_FILE, experiment)
 
 
 def read_experiment(path: Path) -> dict[str, Any]:
@@ -234,11 +238,6 @@ def run_store(experiment: Path, name: str) -> RunStore:
     return RunStore(experiment / "runs" / name)
 
 
-def run_stores(experiment: Path, names: Sequence[str]) -> list[RunStore]:
-    """The runs among `names` that have been started."""
-    return [store for name in names if (store := run_store(experiment, name)).path.exists()]
-
-
 def amend_experiment(path: Path, facts: Mapping[str, Any]) -> None:
     """Adds what became known after the start; what is known already must be the same.
 
@@ -249,7 +248,7 @@ def amend_experiment(path: Path, facts: Mapping[str, Any]) -> None:
     for name, value in json.loads(json.dumps(facts)).items():
         if experiment.setdefault(name, value) != value:
             raise UsageError(f"{path / EXPERIMENT_FILE}: {name} is {experiment[name]}, but now {value}")
-    write_atomically(path / EXPERIMENT_FILE, json.dumps(experiment, indent=1).encode())
+    _write_json(path / EXPERIMENT_FILE, experiment)
 
 
 @contextmanager
