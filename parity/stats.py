@@ -9,7 +9,7 @@ from __future__ import annotations
 from parity.statistics.bands import Band, curve_band
 from parity.statistics.collapse import Collapse, RateComparison, collapse_rates, detect_collapse
 from parity.statistics.cost import RatioResult, paired_log_ratio
-from parity.statistics.findings import PRIMARY_METRICS, collapse_finding, cost_findings, training_findings
+from parity.statistics.findings import collapse_finding, cost_findings, training_findings
 from parity.statistics.groups import (
     PairedResult,
     groups_needed,
@@ -50,7 +50,6 @@ from parity.statistics.sequential import (
 from parity.statistics.values import GroupValues, Result, RunValues
 
 __all__ = [
-    "PRIMARY_METRICS",
     "SAMPLING_MARGINS",
     "Band",
     "Collapse",

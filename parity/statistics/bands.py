@@ -12,7 +12,7 @@ from parity.errors import UsageError
 from parity.metrics import AlignedRuns
 from parity.statistics.groups import permutation_p
 from parity.statistics.runs import all_splits
-from parity.statistics.values import Floats
+from parity.statistics.values import ALPHA, Floats
 
 FEWEST_RUNS = 4
 
@@ -73,15 +73,13 @@ def curve_band(
     splits = _splits(len(aligned.runs), units[1], permutations, rng)
     difference, statistic, error = _studentised(windows, splits)
     largest = np.abs(statistic).max(axis=1)
-    exhaustive = comb(len(aligned.runs), units[1]) <= permutations
-    p = (
-        float(np.mean(largest >= largest[0] * (1 - 1e-9)))
-        if exhaustive
-        else permutation_p(largest[1:], float(largest[0]))
-    )
-    half_width = np.quantile(largest, 0.95, method="higher") * error[0]
+    if comb(len(aligned.runs), units[1]) <= permutations:
+        p = float(np.mean(largest >= largest[0] * (1 - 1e-9)))
+    else:
+        p = permutation_p(largest[1:], float(largest[0]))
+    half_width = np.quantile(largest, 1 - ALPHA, method="higher") * error[0]
     steps = aligned.steps[smooth // 2 : smooth // 2 + windows.shape[1]]
-    outside = tuple(steps[np.abs(difference[0]) > half_width].tolist()) if p < 0.05 else ()
+    outside = tuple(steps[np.abs(difference[0]) > half_width].tolist()) if p < ALPHA else ()
     return Band(aligned.metric, p, steps, difference[0], half_width, outside, units)
 
 

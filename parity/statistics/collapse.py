@@ -10,7 +10,7 @@ from statsmodels.stats.proportion import confint_proportions_2indep
 
 from parity.errors import UsageError
 from parity.metrics import Curve
-from parity.statistics.values import Interval
+from parity.statistics.values import ALPHA, Interval
 
 WINDOW = 5
 WARM_UP = 10
@@ -94,7 +94,7 @@ def collapse_rates(experiment: tuple[int, int], baseline: tuple[int, int]) -> Ra
     p_harm = 1.0 if constant else float(stats.boschloo_exact(table, alternative="greater").pvalue)
     low, high = confint_proportions_2indep(k1, n1, k0, n0, method="newcomb", compare="diff")
     counts = f"collapse in {k1} of {n1} runs of the experiment and {k0} of {n0} of the baseline"
-    told = "the rates differ" if p < 0.05 else "a difference of the rates is not shown"
+    told = "the rates differ" if p < ALPHA else "a difference of the rates is not shown"
     return RateComparison(
         experiment=experiment,
         baseline=baseline,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,17 +14,8 @@ from parity.metrics import AlignedRuns, Curve, RunCurves, align, late_mean, late
 from parity.statistics.collapse import collapse_rates, detect_collapse
 from parity.statistics.cost import RatioResult, paired_log_ratio
 from parity.statistics.multiplicity import holm
-from parity.statistics.runs import ALPHA, MOST_RUNS, RunComparison, compare_runs, verdict_of
-from parity.statistics.values import Floats, Interval, RunValues
-
-PRIMARY_METRICS = (
-    "rollout/raw_reward",
-    "rollout/response_len/mean",
-    "rollout/truncated_ratio",
-    "rollout/group_reward_std",
-    "train/grad_norm",
-)
-"""The metrics that training parity is read from; each needs a margin, the gradient norm's in nats of its log."""
+from parity.statistics.runs import MOST_RUNS, RunComparison, compare_runs, verdict_of
+from parity.statistics.values import ALPHA, Floats, Interval, RunValues
 
 REWARD = "rollout/raw_reward"
 REQUESTS = "perf/requests"
@@ -40,13 +32,33 @@ STATUS_OF_VERDICT = {
 }
 
 
+def metric_finding(
+    level: Level,
+    check: str,
+    metric: str,
+    status: Status,
+    message: str,
+    evidence: Mapping[str, Any],
+    expected: object = None,
+    observed: object = None,
+) -> Finding:
+    """A finding about one metric as a whole, at no place in particular."""
+    where = Where(field=metric)
+    return Finding(check, level, status, message, where, expected, observed, evidence=evidence)
+
+
+_training = partial(metric_finding, Level.TRAINING, "training_parity")
+_collapse = partial(metric_finding, Level.TRAINING, "collapse_rate")
+_cost = partial(metric_finding, Level.COST)
+
+
 def training_findings(
     baseline: Sequence[RunCurves],
     experiment: Sequence[RunCurves],
     margins: Mapping[str, float],
     minimum_steps: int = 30,
 ) -> list[Finding]:
-    """One finding a primary metric: do freely sampled runs of the two arms train alike?
+    """One finding a metric: do freely sampled runs of the two arms train alike?
 
     Each run gives one number a metric, the mean over the later half of the steps that all runs have, or the median log
     for the gradient norm. PASS is parity within the margin, FAIL a difference after Holm's correction over the metrics,
@@ -56,8 +68,8 @@ def training_findings(
     Args:
         baseline: Curves by metric of each run of the baseline, as `parity.metrics.curves_of_run` makes them.
         experiment: The same of the experiment.
-        margins: The primary metrics, each with the largest absolute difference that does not matter (in nats of its log
-            for the gradient norm), stated before the runs.
+        margins: The metrics that decide, each with the largest absolute difference that does not matter (in nats of its
+            log for the gradient norm), stated before the runs.
         minimum_steps: Fewest common steps that a statement is made from.
 
     Raises:
@@ -85,21 +97,21 @@ def _compare_metric(
     lacking = {arm: sum(metric not in run for run in runs) for arm, runs in _arms(baseline, experiment)}
     if any(lacking.values()):
         where = ", ".join(f"{count} runs of the {arm}" for arm, count in lacking.items() if count)
-        return _finding(metric, Status.NOT_COMPARED, f"{metric}: not recorded in {where}", {"lacking": lacking})
+        return _training(metric, Status.NOT_COMPARED, f"{metric}: not recorded in {where}", {"lacking": lacking})
     aligned = align([run[metric] for run in (*baseline, *experiment)])
     evidence = {"steps": len(aligned.steps), "notes": list(aligned.notes())}
     if len(aligned.steps) < minimum_steps:
         message = f"{metric}: {len(aligned.steps)} steps are common to all runs, {minimum_steps} are needed"
-        return _finding(metric, Status.INCONCLUSIVE, message, evidence)
+        return _training(metric, Status.INCONCLUSIVE, message, evidence)
     if aligned.missing_share > LARGEST_MISSING_SHARE:
         message = f"{metric}: {aligned.missing_share:.0%} of the steps of the common range lack in some run"
-        return _finding(metric, Status.INCONCLUSIVE, message, evidence)
+        return _training(metric, Status.INCONCLUSIVE, message, evidence)
     values = _summary_of(metric)[1](aligned)
     bad = [run for run, value in zip(aligned.runs, values, strict=True) if not np.isfinite(value)]
     if aligned.not_finite or bad:
         runs = ", ".join(aligned.not_finite or bad)
         message = f"{metric}: NaN, infinite or without a logarithm in {runs}, so it cannot be summarised"
-        return _finding(metric, Status.INCONCLUSIVE, message, evidence)
+        return _training(metric, Status.INCONCLUSIVE, message, evidence)
     split = len(baseline)
     arms = (slice(None, split), slice(split, None))
     first, second = (RunValues(metric, aligned.runs[arm], values[arm]) for arm in arms)
@@ -145,14 +157,9 @@ def _training_finding(aligned: AlignedRuns, comparison: RunComparison, p_holm: f
         "notes": list(aligned.notes()),
     }
     message = _training_message(comparison, verdict, summary, p_holm)
-    return _finding(
-        aligned.metric,
-        STATUS_OF_VERDICT[verdict],
-        message,
-        evidence,
-        expected=[-comparison.margin, comparison.margin],
-        observed=comparison.estimate,
-    )
+    expected = [-comparison.margin, comparison.margin]
+    status = STATUS_OF_VERDICT[verdict]
+    return _training(aligned.metric, status, message, evidence, expected, observed=comparison.estimate)
 
 
 def _training_message(comparison: RunComparison, verdict: Verdict, summary: str, p_holm: float | None) -> str:
@@ -163,7 +170,7 @@ def _training_message(comparison: RunComparison, verdict: Verdict, summary: str,
         return f"{difference}, {within}); one run an arm decides nothing, two or more an arm are needed"
     if verdict is Verdict.PARITY:
         ci = _interval_text(comparison.ci90)
-        seen = "; a difference is detectable but smaller" if p_holm is not None and p_holm < 0.05 else ""
+        seen = "; a difference is detectable but smaller" if p_holm is not None and p_holm < ALPHA else ""
         return f"{difference}, 90 % interval {ci}), inside the {within}{seen}"
     if verdict is Verdict.DIFFERENT:
         return f"{difference}, 95 % interval {_interval_text(comparison.ci95)}, Holm-adjusted p = {p_holm:.2g})"
@@ -171,12 +178,10 @@ def _training_message(comparison: RunComparison, verdict: Verdict, summary: str,
 
 
 def _more_runs(comparison: RunComparison) -> str:
+    if not comparison.sigma:
+        return "runs without spread cannot tell how many more would decide"
     if comparison.runs_needed is None:
-        return (
-            "runs without spread cannot tell how many more would decide"
-            if not comparison.sigma
-            else (f"more than {MOST_RUNS} runs an arm would be needed for this margin")
-        )
+        return f"more than {MOST_RUNS} runs an arm would be needed for this margin"
     more = [max(comparison.runs_needed - n, 0) for n in comparison.units]
     if not any(more):
         return "at least 1 more run an arm is needed: these had a 4 in 5 chance to decide and did not"
@@ -186,27 +191,6 @@ def _more_runs(comparison: RunComparison) -> str:
 
 def _interval_text(interval: Interval) -> str:
     return f"{interval[0]:+.4g} to {interval[1]:+.4g}"
-
-
-def _finding(
-    metric: str,
-    status: Status,
-    message: str,
-    evidence: Mapping[str, Any],
-    expected: object = None,
-    observed: object = None,
-    check: str = "training_parity",
-) -> Finding:
-    return Finding(
-        check=check,
-        level=Level.TRAINING,
-        status=status,
-        message=message,
-        where=Where(field=metric),
-        expected=expected,
-        observed=observed,
-        evidence=evidence,
-    )
 
 
 def collapse_finding(baseline: Sequence[RunCurves], experiment: Sequence[RunCurves]) -> Finding:
@@ -224,7 +208,7 @@ def collapse_finding(baseline: Sequence[RunCurves], experiment: Sequence[RunCurv
     lacking = sum(REWARD not in run for _, runs in arms for run in runs)
     if lacking or not baseline or not experiment:
         message = f"collapse: {REWARD} is not recorded in {lacking} of {len(baseline)} + {len(experiment)} runs"
-        return _finding(REWARD, Status.NOT_COMPARED, message, {}, check="collapse_rate")
+        return _collapse(REWARD, Status.NOT_COMPARED, message, {})
     found = {arm: [detect_collapse(run[REWARD]) for run in runs] for arm, runs in arms}
     counts = {arm: (sum(run.onset is not None for run in runs), len(runs)) for arm, runs in found.items()}
     rates = collapse_rates(counts["experiment"], counts["baseline"])
@@ -236,7 +220,8 @@ def collapse_finding(baseline: Sequence[RunCurves], experiment: Sequence[RunCurv
     if not onsets and not suspects:
         bounds = [1 - 0.05 ** (1 / counts[arm][1]) for arm, _ in arms]
         message = f"no run collapsed, which leaves rates up to {bounds[0]:.0%} (baseline) and {bounds[1]:.0%} possible"
-    status = Status.INCONCLUSIVE if onsets or suspects else Status.PASS
+    differ = rates.p < ALPHA
+    status = Status.FAIL if differ else Status.INCONCLUSIVE if onsets or suspects else Status.PASS
     evidence = {
         "baseline": list(rates.baseline),
         "experiment": list(rates.experiment),
@@ -249,7 +234,7 @@ def collapse_finding(baseline: Sequence[RunCurves], experiment: Sequence[RunCurv
         "unit": rates.unit,
         "method": rates.method,
     }
-    return _finding(REWARD, Status.FAIL if rates.p < ALPHA else status, message, evidence, check="collapse_rate")
+    return _collapse(REWARD, status, message, evidence)
 
 
 def cost_findings(pairs: Sequence[tuple[RunCurves, RunCurves]], warm_up: int = 2) -> list[Finding]:
@@ -275,19 +260,19 @@ def cost_findings(pairs: Sequence[tuple[RunCurves, RunCurves]], warm_up: int = 2
 def _requests_finding(pairs: Sequence[tuple[RunCurves, RunCurves]]) -> Finding:
     aligned = _aligned_pairs(REQUESTS, pairs)
     if isinstance(aligned, str):
-        return _cost_finding("requests", REQUESTS, Status.NOT_COMPARED, aligned, {})
+        return _cost("requests", REQUESTS, Status.NOT_COMPARED, aligned, {})
     baseline, experiment = (float(sum(pair.values[row].sum() for pair in aligned)) for row in (0, 1))
     steps = sum(len(pair.steps) for pair in aligned)
     if not (np.isfinite(baseline + experiment) and baseline > 0):
         message = f"requests: {baseline:g} and {experiment:g} over {steps} steps cannot be compared"
-        return _cost_finding("requests", REQUESTS, Status.INCONCLUSIVE, message, {"steps": steps})
+        return _cost("requests", REQUESTS, Status.INCONCLUSIVE, message, {"steps": steps})
     status = Status.PASS if experiment <= baseline else Status.FAIL
     message = (
         f"requests: {baseline:.0f} of the baseline and {experiment:.0f} of the experiment over the same {steps} steps, "
         f"ratio {experiment / baseline:.4g}"
     )
     evidence = {"baseline": baseline, "experiment": experiment, "ratio": experiment / baseline, "steps": steps}
-    return _cost_finding("requests", REQUESTS, status, message, evidence)
+    return _cost("requests", REQUESTS, status, message, evidence)
 
 
 def _speed_finding(
@@ -296,11 +281,11 @@ def _speed_finding(
     aligned, lengths = _aligned_pairs(metric, pairs, warm_up), _aligned_pairs(RESPONSE_LENGTH, pairs, warm_up)
     if isinstance(aligned, str) or isinstance(lengths, str):
         lacking = next(outcome for outcome in (aligned, lengths) if isinstance(outcome, str))
-        return _cost_finding(check, metric, Status.NOT_COMPARED, lacking, {})
+        return _cost(check, metric, Status.NOT_COMPARED, lacking, {})
     bad = [pair for pair in (*aligned, *lengths) if not ((pair.values > 0) & np.isfinite(pair.values)).all()]
     if bad:
         message = f"{metric}: {bad[0].metric} of {' and '.join(bad[0].runs)} holds values that are not positive"
-        return _cost_finding(check, metric, Status.INCONCLUSIVE, message, {})
+        return _cost(check, metric, Status.INCONCLUSIVE, message, {})
     tokens = [float(np.concatenate([pair.values[row] for pair in lengths]).mean()) for row in (0, 1)]
     result = paired_log_ratio(aligned)
     evidence = {
@@ -322,8 +307,8 @@ def _speed_finding(
     )
     if abs(tokens[1] / tokens[0] - 1) > LARGEST_TOKEN_DIFFERENCE:
         void = f"; void, because mean response tokens differ by {tokens[1] / tokens[0] - 1:+.1%} (limit 1 %)"
-        return _cost_finding(check, metric, Status.INCONCLUSIVE, message + void, evidence)
-    return _cost_finding(check, metric, _status_of_ratio(result, smaller_is_better), message, evidence)
+        return _cost(check, metric, Status.INCONCLUSIVE, message + void, evidence)
+    return _cost(check, metric, _status_of_ratio(result, smaller_is_better), message, evidence)
 
 
 def _aligned_pairs(
@@ -354,14 +339,3 @@ def _ratio_text(result: RatioResult) -> str:
     if result.ci95 is None:
         return f"{result.ratio:.4g} (no interval: {'; '.join(result.warnings)})"
     return f"{result.ratio:.4g} (95 % interval {result.ci95[0]:.4g} to {result.ci95[1]:.4g})"
-
-
-def _cost_finding(check: str, metric: str, status: Status, message: str, evidence: Mapping[str, Any]) -> Finding:
-    return Finding(
-        check=check,
-        level=Level.COST,
-        status=status,
-        message=message,
-        where=Where(field=metric),
-        evidence=evidence,
-    )

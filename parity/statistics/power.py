@@ -10,8 +10,8 @@ import numpy.typing as npt
 from scipy import stats
 
 from parity.errors import UsageError
-from parity.statistics.runs import ALPHA, two_sample
-from parity.statistics.values import Floats
+from parity.statistics.runs import two_sample
+from parity.statistics.values import ALPHA, Floats
 
 
 @dataclass(frozen=True, slots=True)

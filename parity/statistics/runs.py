@@ -12,9 +12,8 @@ from scipy import stats
 
 from parity.errors import UsageError
 from parity.findings import Verdict
-from parity.statistics.values import Floats, Interval, Result, RunValues
+from parity.statistics.values import ALPHA, Floats, Interval, Result, RunValues
 
-ALPHA = 0.05
 POWER = 0.8
 MOST_PERMUTATIONS = 200_000
 MOST_RUNS = 1000

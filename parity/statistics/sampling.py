@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from parity.errors import InputError, UsageError
-from parity.findings import Finding, Level, Status, Verdict, Where
+from parity.findings import Finding, Level, Status, Verdict
 from parity.samples import Rollout
+from parity.statistics.findings import STATUS_OF_VERDICT, metric_finding
 from parity.statistics.groups import PairedResult, groups_needed, paired_events, paired_groups, slot_test
 from parity.statistics.multiplicity import holm
 from parity.statistics.permutation import equality_kernel, independence_tests, product_kernel, shape_tests
-from parity.statistics.runs import ALPHA, verdict_of
-from parity.statistics.values import Floats, GroupValues, Result
+from parity.statistics.runs import verdict_of
+from parity.statistics.values import ALPHA, Floats, GroupValues, Result
 
 SAMPLING_MARGINS: Mapping[str, float] = {
     "reward": 0.02,
@@ -30,11 +32,8 @@ SAMPLING_MARGINS: Mapping[str, float] = {
 RELATIVE = frozenset({"response_length", "negative_log_likelihood"})
 FEWEST_GROUPS = 256
 PREFIX_TOKENS = 32
-STATUS_OF_VERDICT = {
-    Verdict.PARITY: Status.PASS,
-    Verdict.DIFFERENT: Status.FAIL,
-    Verdict.INCONCLUSIVE: Status.INCONCLUSIVE,
-}
+
+_finding = partial(metric_finding, Level.SAMPLING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,24 +272,3 @@ def _test_finding(test: _Tested, p_holm: float | None) -> Finding:
         "warnings": list(result.warnings),
     }
     return _finding(test.check, test.metric, status, message, evidence, observed=result.estimate)
-
-
-def _finding(
-    check: str,
-    metric: str,
-    status: Status,
-    message: str,
-    evidence: Mapping[str, Any],
-    expected: object = None,
-    observed: object = None,
-) -> Finding:
-    return Finding(
-        check=check,
-        level=Level.SAMPLING,
-        status=status,
-        message=message,
-        where=Where(field=metric),
-        expected=expected,
-        observed=observed,
-        evidence=evidence,
-    )

@@ -14,9 +14,8 @@ from scipy import special
 
 from parity.errors import InputError
 from parity.findings import Verdict
-from parity.statistics.values import Floats, Interval
+from parity.statistics.values import ALPHA, Floats, Interval
 
-ALPHA = 0.05
 BETS = np.array([sign * size for size in (0.1, 0.2, 0.4, 0.8, 1.2, 1.6) for sign in (1, -1)])
 GRID = np.linspace(-1, 1, 2001)
 

@@ -13,6 +13,9 @@ from parity.errors import InputError
 Floats = npt.NDArray[np.float64]
 Interval = tuple[float, float]
 
+ALPHA = 0.05
+"""The level of every test, and of each of the two one-sided tests of equivalence."""
+
 
 @dataclass(frozen=True, slots=True)
 class RunValues:

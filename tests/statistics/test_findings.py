@@ -11,7 +11,7 @@ import pytest
 from parity.errors import InputError, UsageError
 from parity.findings import Finding, Level, Status
 from parity.metrics import RunCurves, curves_of_run
-from parity.stats import PRIMARY_METRICS, collapse_finding, cost_findings, training_findings
+from parity.stats import collapse_finding, cost_findings, training_findings
 
 MARGINS = {"rollout/raw_reward": 0.05, "train/grad_norm": 0.3}
 
@@ -143,10 +143,6 @@ def test_no_runs_and_runs_of_one_name_are_refused() -> None:
         training_findings(runs, [], MARGINS)
     with pytest.raises(InputError, match="more than once"):
         training_findings(runs, runs, MARGINS)
-
-
-def test_five_metrics_are_primary() -> None:
-    assert len(set(PRIMARY_METRICS)) == 5
 
 
 def arm_with_collapses(arm: str, count: int, collapsed: int, at: int = 30) -> list[RunCurves]:
