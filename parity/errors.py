@@ -7,7 +7,8 @@ and the numbers.
     ParityError
     ├── UsageError              the command cannot be carried out as asked                        exit 2
     ├── InputError              a file or record cannot be read or is not what it claims to be     exit 2
-    │   └── ExchangeError       a request or response is not of a shape that the protocol has
+    │   ├── ExchangeError       a request or response is not of a shape that the protocol has
+    │   └── NotRecognised       a file is in no format that is read
     ├── EngineError             the engine failed to start, died, or refused a control request     exit 2
     │   └── EngineUnavailable   no answer: connection refused or cut, 502, 503, 504, time-out (worth a restart)
     └── TrainingError           a training step produced a value that training cannot go on from   exit 2
@@ -30,6 +31,10 @@ class InputError(ParityError):
 
 class ExchangeError(InputError):
     """A `/generate` request or response is of no shape that the protocol has."""
+
+
+class NotRecognised(InputError):
+    """A file is in no format that is read; it may be sound, and of something else."""
 
 
 class EngineError(ParityError):

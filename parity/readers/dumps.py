@@ -1,0 +1,32 @@
+"""PyTorch files of any host: what is in one is known only once it is loaded, so that it is loaded once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from parity.errors import NotRecognised
+from parity.readers.pickles import load_pickle
+from parity.readers.rollout_dumps import is_rollout_dump, rollout_of_dump
+from parity.readers.train_dumps import is_train_dump, rollout_of_train_dump
+from parity.samples import Rollout
+
+
+def read_dump(path: Path, group_size: int | None) -> Iterator[Rollout]:
+    """The samples of a rollout dump or a train dump.
+
+    Raises:
+        InputError: The file is damaged, is refused for what it would run, or a sample is not what its host writes.
+        NotRecognised: It is a PyTorch file, but neither dump.
+        UsageError: The group size is needed and not given, or PyTorch is not installed.
+    """
+    content = load_pickle(path)
+    if is_train_dump(content):
+        yield rollout_of_train_dump(content, path, group_size)
+    elif is_rollout_dump(content):
+        yield rollout_of_dump(content, path, group_size)
+    else:
+        found = (
+            f"a mapping with {sorted(map(str, content))[:8]}" if isinstance(content, dict) else type(content).__name__
+        )
+        raise NotRecognised(f"{path}: neither a rollout dump nor a train dump: {found}")

@@ -1,0 +1,84 @@
+"""JSON lines, plain or compressed by gzip or zstd, read one bounded line at a time."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from itertools import islice
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+import orjson
+import pyarrow as pa
+
+from parity.errors import InputError
+
+LONGEST_LINE = 1 << 28
+"""Bytes of the longest line that is read: some 7 million tokens with their log-probs."""
+
+COMPRESSION_OF_MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
+
+
+def compression_of(head: bytes) -> str | None:
+    """The compression that a file's first bytes name."""
+    return next((name for magic, name in COMPRESSION_OF_MAGIC.items() if head.startswith(magic)), None)
+
+
+def open_plain(path: Path) -> BinaryIO:
+    """The file's bytes, decompressed."""
+    with path.open("rb") as file:
+        compression = compression_of(file.read(4))
+    if compression is None:
+        return path.open("rb")
+    return cast(BinaryIO, io.BufferedReader(pa.CompressedInputStream(pa.OSFile(str(path)), compression)))
+
+
+def read_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each line's place and the object that it holds; a last line without its newline is read if it is whole.
+
+    Raises:
+        InputError: The file cannot be read, a line is longer than `LONGEST_LINE`, not UTF-8, no JSON or no object, or
+        the compressed stream breaks off.
+    """
+    number = 0
+    try:
+        with closing(open_plain(path)) as file:
+            while line := file.readline(LONGEST_LINE + 1):
+                number += 1
+                yield f"{path}:{number}", _object(line, f"{path}:{number}")
+    except OSError as error:
+        after = f" after line {number}" if number else ""
+        raise InputError(f"{path}: cannot be read{after}: {error.strerror or error}") from error
+
+
+def _object(line: bytes, place: str) -> dict[str, Any]:
+    if len(line) > LONGEST_LINE:
+        raise InputError(f"{place}: the line is longer than {LONGEST_LINE} bytes")
+    try:
+        row = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        row = _with_nan(line, place)
+    if not isinstance(row, dict):
+        raise InputError(f"{place}: a JSON object is expected, not {type(row).__name__}")
+    return row
+
+
+def _with_nan(line: bytes, place: str) -> Any:
+    """JSON with NaN and infinities, which Python's writer emits and the standard lacks."""
+    try:
+        return json.loads(line)
+    except UnicodeDecodeError as error:
+        raise InputError(f"{place}: not UTF-8: byte {error.object[error.start]:#04x} at {error.start}") from error
+    except ValueError as error:
+        cut = "" if line.endswith(b"\n") else "; the line breaks off"
+        raise InputError(f"{place}: not JSON: {error}{cut}") from error
+    except RecursionError as error:
+        raise InputError(f"{place}: nested too deeply") from error
+
+
+def in_batches(rows: Iterator[Any], size: int) -> Iterator[list[Any]]:
+    """The rows, `size` at a time."""
+    while batch := list(islice(rows, size)):
+        yield batch

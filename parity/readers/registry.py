@@ -1,0 +1,127 @@
+"""The formats that are read, and which one a file has: by its content, never by its name alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from parity.errors import InputError, NotRecognised
+from parity.exchanges import Exchange
+from parity.metrics import Curve
+from parity.readers import dumps, miles, own, relax, verl
+from parity.readers.lines import compression_of, read_lines
+from parity.samples import Rollout
+
+SampleReader = Callable[[Path, int | None], Iterator[Rollout]]
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A format: its name, and how what it holds is read; `None` for what it does not hold."""
+
+    name: str
+    samples: SampleReader | None = None
+    exchanges: Callable[[Path], Iterator[Exchange]] | None = None
+    curves: Callable[[Path], Mapping[str, Curve]] | None = None
+
+
+DUMP = Format("dump of slime, Miles or Relax", samples=dumps.read_dump)
+
+TABLES: tuple[tuple[Callable[[list[str]], bool], Format], ...] = (
+    (own.is_sample_table, Format("samples (Parquet)", samples=own.read_sample_table)),
+    (miles.is_dashboard, Format("Miles dashboard columns", samples=miles.read_dashboard)),
+)
+
+LINES: tuple[tuple[Callable[[dict[str, Any]], bool], Format], ...] = (
+    (own.is_exchange, Format("exchanges (JSON lines)", exchanges=own.read_exchange_lines)),
+    (own.is_sample, Format("samples (JSON lines)", samples=own.read_sample_lines)),
+    (relax.is_relax_result, Format("Relax rollout results", samples=relax.read_relax_result)),
+    (verl.is_verl_rollout, Format("verl rollout data", samples=verl.read_verl_rollout)),
+    (miles.is_event, Format("Miles events", curves=miles.read_metric_events)),
+    (own.is_metrics, Format("metrics of a run", curves=own.read_metrics)),
+)
+
+FORMATS: tuple[Format, ...] = (DUMP, *(one for _, one in TABLES), *(one for _, one in LINES))
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A file and what can be read of it; each call reads the file from its start.
+
+    Attributes:
+        path: The file.
+        format: The format's name.
+        samples: Its samples in parts, or `None` if its format has none.
+        exchanges: Its exchanges, likewise.
+        curves: Its curves by metric, likewise.
+    """
+
+    path: Path
+    format: str
+    samples: Callable[[], Iterator[Rollout]] | None = None
+    exchanges: Callable[[], Iterator[Exchange]] | None = None
+    curves: Callable[[], Mapping[str, Curve]] | None = None
+
+
+def open_source(path: Path, group_size: int | None = None) -> Source:
+    """Recognises a file; nothing but its beginning is read (of Parquet, the schema).
+
+    Args:
+        path: A file.
+        group_size: Samples of each group, for formats that do not say which samples are one.
+
+    Raises:
+        NotRecognised: The file is in none of `FORMATS`.
+        InputError: It cannot be opened, or is damaged where its format would show.
+    """
+    found = _format_of(path)
+    return Source(
+        path,
+        found.name,
+        partial(found.samples, path, group_size) if found.samples else None,
+        partial(found.exchanges, path) if found.exchanges else None,
+        partial(found.curves, path) if found.curves else None,
+    )
+
+
+def _format_of(path: Path) -> Format:
+    try:
+        with path.open("rb") as file:
+            head = file.read(4)
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror or error}") from error
+    if head == b"PAR1":
+        return _of_table(path)
+    if head.startswith((b"PK\x03\x04", b"\x80")):
+        return DUMP
+    if head.lstrip()[:1] == b"{" or compression_of(head):
+        return _of_lines(path)
+    raise NotRecognised(f"{path}: not recognised; formats are {', '.join(one.name for one in FORMATS)}")
+
+
+def _of_table(path: Path) -> Format:
+    try:
+        columns = pq.read_schema(path).names
+    except (OSError, pa.ArrowException) as error:
+        raise InputError(f"{path}: cannot be read as Parquet: {error}") from error
+    if found := next((one for recognises, one in TABLES if recognises(columns)), None):
+        return found
+    raise NotRecognised(f"{path}: a Parquet file of no known format, with columns {columns[:12]}")
+
+
+def _of_lines(path: Path) -> Format:
+    try:
+        place, row = next(read_lines(path))
+    except InputError as error:
+        if ".jsonl" in path.suffixes:
+            raise
+        raise NotRecognised(f"{path}: not recognised ({error})") from error
+    if found := next((one for recognises, one in LINES if recognises(row)), None):
+        return found
+    raise NotRecognised(f"{place}: JSON lines of no known format, with fields {sorted(row)[:12]}")
