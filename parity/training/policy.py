@@ -80,12 +80,18 @@ def load_policy(path: Path) -> Qwen2ForCausalLM:
     """The model of a checkpoint directory, in float32.
 
     Raises:
-        InputError: The directory holds no checkpoint of a Qwen2 model.
+        InputError: The directory holds no checkpoint of a Qwen2 model, or one that lacks weights.
     """
     try:
-        model: Qwen2ForCausalLM = Qwen2ForCausalLM.from_pretrained(path, dtype=torch.float32, local_files_only=True)
-    except (OSError, ValueError, RuntimeError) as error:
-        raise InputError(f"{path}: no checkpoint of a Qwen2 model: {error}") from error
+        answer: Any = Qwen2ForCausalLM.from_pretrained(
+            path, dtype=torch.float32, local_files_only=True, output_loading_info=True
+        )
+    except Exception as error:  # transformers checks little and raises whatever a wrong file leads to
+        raise InputError(f"{path}: no checkpoint of a Qwen2 model: {type(error).__name__}: {error}") from error
+    model: Qwen2ForCausalLM
+    model, loaded = answer
+    if missing := sorted(loaded["missing_keys"]):  # which transformers would have filled at random
+        raise InputError(f"{path}: weights missing: {missing[:4]} ({len(missing)} in all)")
     return model
 
 

@@ -6,6 +6,7 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 
 import numpy as np
 import pyarrow as pa
@@ -108,7 +109,7 @@ class Trainer:
         try:
             self.step = int(json.loads((checkpoint / STATE_FILE).read_text())["step"])
             self._optimizer.load_state_dict(torch.load(checkpoint / OPTIMIZER_FILE, weights_only=True))
-        except (OSError, ValueError, KeyError, RuntimeError) as error:
+        except (OSError, ValueError, LookupError, TypeError, EOFError, RuntimeError, UnpicklingError) as error:
             raise InputError(f"{checkpoint}: not a checkpoint to resume from: {error}") from error
 
     def _reference_log_probs(self, batch: Batch) -> Tensor | None:

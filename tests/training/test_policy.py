@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
 from parity.errors import InputError
@@ -74,6 +75,31 @@ def test_a_directory_without_a_checkpoint_is_an_input_error(tmp_path):
         load_policy(tmp_path)
     with pytest.raises(InputError, match=str(tmp_path)):
         load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("model.safetensors", b""),
+        ("model.safetensors", b"\xff" * 64),
+        ("config.json", b"[1]"),
+        ("config.json", b'{"model_type": "qwen2", "hidden_size": "wide"}'),
+    ],
+)
+def test_a_broken_file_is_an_input_error_that_names_the_checkpoint(tmp_path, name, content):
+    save_policy(build_policy(0), tmp_path / "policy")
+    (tmp_path / "policy" / name).write_bytes(content)
+    with pytest.raises(InputError, match="policy: no checkpoint of a Qwen2 model"):
+        load_policy(tmp_path / "policy")
+
+
+def test_a_missing_weight_is_an_input_error_and_not_filled_at_random(tmp_path):
+    path = save_policy(build_policy(0), tmp_path / "policy") / "model.safetensors"
+    weights = load_file(path)
+    del weights["model.norm.weight"]
+    save_file(weights, path, metadata={"format": "pt"})
+    with pytest.raises(InputError, match=r"weights missing: \['model.norm.weight'\]"):
+        load_policy(path.parent)
 
 
 def test_a_failed_write_leaves_the_old_directory_and_no_scratch(tmp_path):

@@ -79,9 +79,20 @@ def test_a_fresh_optimizer_would_have_shown_in_the_resumed_run(checkpoint, tmp_p
     assert not equal(forgetful.model.parameters(), train(checkpoint, *steps)[1])
 
 
-def test_a_broken_checkpoint_is_an_input_error_that_names_it(checkpoint, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("trainer.json", b"{"),
+        ("trainer.json", b"[]"),
+        ("trainer.json", b"{}"),
+        ("optimizer.pt", b""),
+        ("optimizer.pt", b"garbage"),
+        ("optimizer.pt", b"PK\x03\x04 half an archive"),
+    ],
+)
+def test_a_broken_checkpoint_is_an_input_error_that_names_it(checkpoint, tmp_path, name, content):
     Trainer(checkpoint, CONFIG).save(tmp_path / "saved")
-    (tmp_path / "saved" / "trainer.json").write_text("{")
+    (tmp_path / "saved" / name).write_bytes(content)
     with pytest.raises(InputError, match="saved: not a checkpoint to resume from"):
         Trainer(tmp_path / "saved", CONFIG)
 

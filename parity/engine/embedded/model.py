@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, Cache, PretrainedConfig
@@ -45,19 +46,22 @@ class Model:
     """The model of a checkpoint directory; `forward` is its only computation.
 
     Raises:
-        CheckpointError: There is no Qwen2 checkpoint, or it uses sliding windows, or a weight is not finite.
+        CheckpointError: There is no Qwen2 checkpoint, or it uses sliding windows, or a weight is missing or not finite.
     """
 
     def __init__(self, path: Path) -> None:
         self.config = _read_config(path)
         try:
-            model: Any = AutoModelForCausalLM.from_pretrained(
-                path, attn_implementation=_ATTENTION, local_files_only=True
+            answer: Any = AutoModelForCausalLM.from_pretrained(
+                path, attn_implementation=_ATTENTION, local_files_only=True, output_loading_info=True
             )
-        except (OSError, ValueError, RuntimeError) as error:
-            raise CheckpointError(f"{path}: {error}") from error
+        except Exception as error:  # transformers checks little and raises whatever a wrong file leads to
+            raise CheckpointError(f"{path}: {type(error).__name__}: {error}") from error
+        model, loaded = answer
+        if missing := sorted(loaded["missing_keys"]):  # which transformers would have filled at random
+            raise CheckpointError(f"{path}: weights missing: {missing[:4]} ({len(missing)} in all)")
         self._lm: Any = model.double().eval().requires_grad_(False)
-        _check_finite(self._lm.state_dict(), path)
+        self._check_weights(self._lm.state_dict(), path)
         self.context_length: int = self.config.max_position_embeddings
         self.vocabulary_size: int = self.config.vocab_size
         self.layers: int = self.config.num_hidden_layers
@@ -132,10 +136,20 @@ class Model:
                 raise CheckpointError(
                     f"{path}: {name} has shape {tuple(new[name].shape)}, not {tuple(own[name].shape)}"
                 )
-        _check_finite(new, path)
+        self._check_weights(new, path)
         with torch.inference_mode():
             for name in new.keys() & own.keys():
                 own[name].copy_(new[name])
+
+    def _check_weights(self, weights: dict[str, torch.Tensor], path: Path) -> None:
+        for name, tensor in weights.items():
+            if not tensor.is_floating_point():
+                raise CheckpointError(f"{path}: {name} is of {tensor.dtype}, not floating point")
+            if not torch.isfinite(tensor).all():
+                raise CheckpointError(f"{path}: {name} holds a value that is not finite")
+        head = weights.get("lm_head.weight") if self.config.tie_word_embeddings else None
+        if head is not None and not torch.equal(head, weights["model.embed_tokens.weight"]):
+            raise CheckpointError(f"{path}: lm_head.weight is tied to model.embed_tokens.weight, but differs from it")
 
 
 class _SlabCache(Cache):
@@ -196,12 +210,14 @@ AttentionInterface.register(_ATTENTION, _attention)
 
 
 def _read_config(path: Path) -> PretrainedConfig:
-    if not (path / "config.json").is_file():
-        raise CheckpointError(f"{path}: no config.json there")
     try:
+        if not (path / "config.json").is_file():
+            raise CheckpointError(f"{path}: no config.json there")
         config: PretrainedConfig = AutoConfig.from_pretrained(path, local_files_only=True)
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: {error}") from error
+    except CheckpointError:
+        raise
+    except Exception as error:  # as above
+        raise CheckpointError(f"{path}: {type(error).__name__}: {error}") from error
     if config.model_type != "qwen2":
         raise CheckpointError(f"{path}: model_type is {config.model_type!r}; the embedded engine serves 'qwen2'")
     if getattr(config, "use_sliding_window", False):
@@ -215,7 +231,7 @@ def _read_safetensors(path: Path) -> dict[str, torch.Tensor]:
         raise CheckpointError(f"{path}: no *.safetensors there")
     try:
         return {name: tensor for shard in shards for name, tensor in load_file(shard).items()}
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise CheckpointError(f"{path}: {error}") from error
 
 
@@ -224,9 +240,3 @@ def _same_shape(own: PretrainedConfig, new: PretrainedConfig, path: Path) -> Non
         before, after = getattr(own, name, None), getattr(new, name, None)
         if before != after:
             raise CheckpointError(f"{path}: {name} is {after!r}, not {before!r}")
-
-
-def _check_finite(weights: dict[str, torch.Tensor], path: Path) -> None:
-    for name, tensor in weights.items():
-        if not torch.isfinite(tensor).all():
-            raise CheckpointError(f"{path}: {name} holds a value that is not finite")

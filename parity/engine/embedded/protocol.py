@@ -481,7 +481,8 @@ def _sampling(params: dict[str, Any], prompt_tokens: int, limits: Limits) -> Sam
         min_p=float(min_p),
         seed=seed,
         stop=tuple(filter(None, strings)),
-        stop_token_ids=frozenset(given.get("stop_token_ids", ())),
+        # An id outside the vocabulary is never sampled, and may not fit into 64 bits.
+        stop_token_ids=frozenset(id for id in given.get("stop_token_ids", ()) if 0 <= id < limits.vocabulary_size),
         ignore_eos=given.get("ignore_eos", False),
         no_stop_trim=given.get("no_stop_trim", False),
         skip_special_tokens=given.get("skip_special_tokens", True),

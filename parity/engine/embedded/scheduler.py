@@ -153,6 +153,9 @@ class Scheduler:
         future: Future[T] = Future()
 
         def command() -> None:
+            # A caller who went away has cancelled it; setting a result would raise here and end the thread.
+            if not future.set_running_or_notify_cancel():
+                return
             try:
                 future.set_result(function())
             except Exception as error:  # it is the caller's, who gets it from the future

@@ -116,9 +116,20 @@ def test_weights_change_whole_and_wrong_checkpoints_leave_them(
     del weights["model.norm.weight"]
     save_file(weights, lacking / "model.safetensors", metadata={"format": "pt"})
     wide = save_checkpoint(tmp_path / "wide", seed=1, intermediate_size=160)
+    cut, odd, untied = (save_checkpoint(tmp_path / name, seed=1) for name in ("cut", "odd", "untied"))
+    whole = (cut / "model.safetensors").read_bytes()
+    (cut / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+    (odd / "config.json").write_text('{"model_type": "qwen2", "hidden_size": "wide"}')
+    weights = load_file(untied / "model.safetensors")
+    weights["lm_head.weight"] = torch.zeros_like(weights["model.embed_tokens.weight"])
+    save_file(weights, untied / "model.safetensors", metadata={"format": "pt"})
     there = answer(own_engine)
     for path, word in (
         (tmp_path / "nowhere", "config.json"),
+        (tmp_path / ("long" * 1000), "too long"),
+        (cut, "header"),
+        (odd, "hidden_size"),
+        (untied, "lm_head.weight is tied"),
         (wide, "intermediate_size"),
         (broken, "not finite"),
         (lacking, "model.norm.weight"),
@@ -203,6 +214,30 @@ def test_pause_by_abort_ends_what_runs_and_holds_what_comes(own_engine, ask):
     ask(own_engine, "/continue_generation", {})
     assert held.answer()[0] == 200
     assert ask(own_engine, "/pause_generation", {"mode": "gently"})[0] == 400
+
+
+@pytest.mark.parametrize("path", ["/abort_request", "/flush_cache?timeout=9", "/continue_generation"])
+def test_a_client_that_goes_away_from_a_control_request_leaves_the_engine_running(own_engine, ask, path):
+    host, port = own_engine.removeprefix("http://").split(":")
+    busy = Background(ask, own_engine, {"input_ids": [[1]] * 8, "sampling_params": LONG | {"max_new_tokens": 400}})
+    wait_for(lambda: running(ask, own_engine) == 8)
+    for _ in range(30):
+        with socket.create_connection((host, int(port))) as connection:
+            head = f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Length: 2\r\n\r\n"
+            connection.sendall(head.encode() + b"{}")
+            time.sleep(0.002)
+    assert ask(own_engine, "/health") == (200, "")
+    assert len(busy.answer()[1]) == 8
+
+
+def test_stop_ids_that_are_no_tokens_change_nothing_and_hurt_nobody(engine_url, ask):
+    """Ids beyond 64 bits included, which must not end in a failed turn that takes every other sequence with it."""
+    params = {"max_new_tokens": 6, "sampling_seed": 5, "ignore_eos": False}
+    plain = ask(engine_url, "/generate", {"input_ids": [1], "sampling_params": params})[1]
+    odd = params | {"stop_token_ids": [-1, 10**6, 2**63, 2**64 - 1]}
+    status, item = ask(engine_url, "/generate", {"input_ids": [1], "sampling_params": odd})
+    assert status == 200
+    assert item["output_ids"] == plain["output_ids"]
 
 
 def test_a_client_that_goes_away_ends_its_sequences(engine_url, ask):
