@@ -19,6 +19,7 @@ from rollout_patch.media import Encoder
 from rollout_patch.metrics import group_metrics
 from rollout_patch.permits import Permits
 from rollout_patch.recorder import json_lines, sample_rows
+from rollout_patch.requests import SEED
 
 SECONDS_BETWEEN = 1.0
 """How long slime, Miles and Relax wait before they send a request again (their `http_utils.post`)."""
@@ -29,6 +30,7 @@ class RolloutCalls:
     """The groups of one rollout: how to ask for them, and what became of them."""
 
     options: Options
+    capabilities: Capabilities
     rollout_id: int
     seed: int
     reports: list[GroupReport] = field(default_factory=list)
@@ -36,7 +38,20 @@ class RolloutCalls:
     @classmethod
     def of(cls, args: Any, rollout_id: int) -> RolloutCalls:
         """The calls of a rollout, by the host's arguments and the environment."""
-        return cls(read_options(args, os.environ), rollout_id, int(getattr(args, "rollout_seed", 0) or 0))
+        options = read_options(args, os.environ)
+        capabilities = Capabilities(
+            seeded=bool(getattr(args, "sglang_enable_deterministic_inference", False)),
+            seed_per_slot=options.seed_per_slot,
+            sampling_params_lists=options.parameter_lists,
+        )
+        return cls(options, capabilities, rollout_id, int(getattr(args, "rollout_seed", 0) or 0))
+
+    def params_by_slot(
+        self, sampling_params: Mapping[str, Any], group: Sequence[Any], seed_of: Callable[[int], int]
+    ) -> list[dict[str, Any]]:
+        """Each slot's sampling parameters, under deterministic inference with the seed that the host gives the slot."""
+        seeded = self.capabilities.seeded
+        return [{**sampling_params, **({SEED: seed_of(slot)} if seeded else {})} for slot, _ in enumerate(group)]
 
     def assign(self, group: Sequence[Any]) -> Assignment:
         """The arm of a group."""
@@ -54,7 +69,6 @@ class RolloutCalls:
         post: Callable[..., Any],
         encoder: Encoder,
         attempts: int,
-        capabilities: Capabilities,
         semaphore: Semaphore,
         capacity: int,
         aborted: Callable[[], bool],
@@ -84,7 +98,7 @@ class RolloutCalls:
                 group,
                 adapter=adapter,
                 post=send,
-                capabilities=capabilities,
+                capabilities=self.capabilities,
                 retries=attempts - 1,
                 retry_wait=SECONDS_BETWEEN,
                 recorder=self._recorder("exchanges", group),

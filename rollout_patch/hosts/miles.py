@@ -14,7 +14,6 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rollout_patch.eligibility import Capabilities
 from rollout_patch.hosts.calls import RolloutCalls
 from rollout_patch.hosts.stock import Stock, StockAdapter, image_encoder, images_as_they_are, replaced, require
 
@@ -88,7 +87,7 @@ class GroupRolloutFn:
             way = _Way(
                 stock=Stock(generate, single_turn, [images_as_they_are(self._endpoint)]),
                 encode=self._endpoint.encode_image_for_rollout_engine,
-                params=_params_by_slot(args, group, sampling_params),
+                params=calls.params_by_slot(sampling_params, group, lambda slot: args.rollout_seed + slot),
                 prime=lambda sample: _prime(args, sample, common.policy_uses_routing_key(args)),
                 semaphore=state.generate_fn_semaphore,
                 aborted=lambda: bool(state.aborted),
@@ -147,7 +146,7 @@ def _legacy_group_function(miles: Any, stock_group: GroupFunction, calls: Rollou
                 lambda sample, params: miles.generate(args, sample, params), miles, [images_as_they_are(miles)]
             ),
             encode=miles.encode_image_for_rollout_engine,
-            params=_params_by_slot(args, group, sampling_params),
+            params=calls.params_by_slot(sampling_params, group, lambda slot: args.rollout_seed + slot),
             prime=lambda sample: _prime(args, sample, miles.policy_uses_routing_key(args)),
             semaphore=state.semaphore,
             aborted=lambda: bool(state.aborted),
@@ -202,11 +201,6 @@ async def _generate_and_score(
             post=way.stock.post_in.post,
             encoder=image_encoder(way.encode),
             attempts=ATTEMPTS,
-            capabilities=Capabilities(
-                seeded=bool(getattr(args, "sglang_enable_deterministic_inference", False)),
-                sampling_params_lists=calls.options.parameter_lists,
-                seed_per_slot=calls.options.seed_per_slot,
-            ),
             semaphore=way.semaphore,
             capacity=args.sglang_server_concurrency * args.rollout_num_gpus // args.rollout_num_gpus_per_engine,
             aborted=way.aborted,
@@ -244,12 +238,6 @@ def _prime(args: Any, sample: Any, routed: bool) -> None:
         sample.routing_key = str(uuid.uuid4())
     if args.partial_rollout and args.mask_offpolicy_in_partial_rollout and sample.response_length > 0:
         sample.loss_mask = [0] * sample.response_length
-
-
-def _params_by_slot(args: Any, group: Sequence[Any], sampling_params: Mapping[str, Any]) -> list[dict[str, Any]]:
-    if not getattr(args, "sglang_enable_deterministic_inference", False):
-        return [dict(sampling_params) for _ in group]
-    return [{**sampling_params, "sampling_seed": args.rollout_seed + slot} for slot, _ in enumerate(group)]
 
 
 def _circumstances(args: Any, group: Sequence[Any], status: Any, custom: bool) -> list[str]:

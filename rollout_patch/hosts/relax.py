@@ -18,7 +18,7 @@ import uuid
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
-from rollout_patch.eligibility import CONDITIONS, Capabilities, choose_arm
+from rollout_patch.eligibility import CONDITIONS, choose_arm
 from rollout_patch.hosts.calls import RolloutCalls
 from rollout_patch.hosts.stock import Stock, StockAdapter, replaced, require
 from rollout_patch.media import Encoder, digest
@@ -68,7 +68,7 @@ def generate_rollout(
     require(relax.generate, *SAMPLES, calls=("post", "_run_image_processor", "_encode_multimodal_inputs"))
     calls = RolloutCalls.of(args, rollout_id)
     warn_if_never(args, calls.options.arm)
-    with replaced((relax, "generate_and_rm_group", group_function(relax, relax.generate_and_rm_group, calls))):
+    with replaced((relax, "generate_and_rm_group", _group_function(relax, relax.generate_and_rm_group, calls))):
         output = relax.generate_rollout(args, rollout_id, data_buffer, data_system_client, evaluation=False)
     output.metrics = {**(output.metrics or {}), **calls.metrics()}
     return output
@@ -84,7 +84,7 @@ def warn_if_never(args: Any, arm: str) -> bool:
     return True
 
 
-def group_function(
+def _group_function(
     relax: Any, stock_group: Callable[..., Coroutine[Any, Any, Any]], calls: RolloutCalls
 ) -> Callable[..., Coroutine[Any, Any, Any]]:
     """The `generate_and_rm_group` of Relax, with the group's samples asked for together.
@@ -99,11 +99,11 @@ def group_function(
         args: Any, group: list[Any], sampling_params: dict[str, Any], evaluation: bool = False
     ) -> list[Any]:
         state = relax.GenerateState(args)
+        if state.aborted or evaluation:
+            return list(await stock_group(args, group, sampling_params, evaluation=evaluation))
         conditions = [*flag_conditions(args), *sample_conditions(group, relax.Sample.Status)]
         assignment = calls.assign(group)
         left = bool(conditions) and choose_arm(assignment.arms[0], conditions)[0] == "per-sample"
-        if evaluation or state.aborted:
-            return list(await stock_group(args, group, sampling_params, evaluation=evaluation))
         processed = {} if left else await _process_media(relax, state, args, group)
 
         async def processor(state: Any, args: Any, prompt: Any, multimodal_inputs: Any) -> Any:
@@ -122,9 +122,8 @@ def group_function(
             [(relax, "_run_image_processor", processor), (relax, "_encode_multimodal_inputs", unencoded)],
             shared_headers=True,
         )
-        adapter = StockAdapter(
-            stock, group, _params_by_slot(args, state, group, sampling_params), _prime, _aborted(relax)
-        )
+        params = calls.params_by_slot(sampling_params, group, lambda slot: state.group_sampling_seeds[slot])
+        adapter = StockAdapter(stock, group, params, _prime, relax.Sample.Status.ABORTED)
         report = await calls.generate(
             group,
             adapter,
@@ -132,11 +131,6 @@ def group_function(
             post=relax.post,
             encoder=_encoder(relax),
             attempts=ATTEMPTS,
-            capabilities=Capabilities(
-                seeded=bool(getattr(args, "sglang_enable_deterministic_inference", False)),
-                sampling_params_lists=calls.options.parameter_lists,
-                seed_per_slot=calls.options.seed_per_slot,
-            ),
             semaphore=state.semaphore,
             capacity=args.sglang_server_concurrency * args.rollout_num_gpus // args.rollout_num_gpus_per_engine,
             aborted=lambda: bool(state.aborted),
@@ -181,18 +175,6 @@ def _prime(sample: Any) -> None:
     """What Relax does to a sample before it is generated."""
     if sample.session_id is None:
         sample.session_id = str(uuid.uuid4())
-
-
-def _aborted(relax: Any) -> Any:
-    return relax.Sample.Status.ABORTED
-
-
-def _params_by_slot(
-    args: Any, state: Any, group: Sequence[Any], sampling_params: Mapping[str, Any]
-) -> list[dict[str, Any]]:
-    if not getattr(args, "sglang_enable_deterministic_inference", False):
-        return [dict(sampling_params) for _ in group]
-    return [{**sampling_params, "sampling_seed": state.group_sampling_seeds[slot]} for slot, _ in enumerate(group)]
 
 
 def flag_conditions(args: Any) -> list[str]:

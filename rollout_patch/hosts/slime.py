@@ -9,10 +9,9 @@ from __future__ import annotations
 import asyncio
 import importlib
 import uuid
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from typing import Any
 
-from rollout_patch.eligibility import Capabilities
 from rollout_patch.hosts.calls import RolloutCalls
 from rollout_patch.hosts.stock import Stock, StockAdapter, image_encoder, images_as_they_are, replaced, require
 from rollout_patch.responses import Output
@@ -36,13 +35,13 @@ def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: b
     require(slime.generate_and_rm_group, GROUP)
     require(slime.generate, SAMPLE, calls=("post", "encode_image_for_rollout_engine", "trace_span"))
     calls = RolloutCalls.of(args, rollout_id)
-    with replaced((slime, "generate_and_rm_group", group_function(slime, slime.generate_and_rm_group, calls))):
+    with replaced((slime, "generate_and_rm_group", _group_function(slime, slime.generate_and_rm_group, calls))):
         output = slime.generate_rollout(args, rollout_id, data_source, evaluation=False)
     output.metrics = {**(output.metrics or {}), **calls.metrics()}
     return output
 
 
-def group_function(
+def _group_function(
     slime: Any, stock_group: Callable[..., Coroutine[Any, Any, Any]], calls: RolloutCalls
 ) -> Callable[..., Coroutine[Any, Any, Any]]:
     """The `generate_and_rm_group` of slime, with the group's samples asked for together.
@@ -60,13 +59,11 @@ def group_function(
         if state.aborted or evaluation:
             return list(await stock_group(args, group, sampling_params, evaluation=evaluation))
         assignment = calls.assign(group)
-        aborted_status = slime.Sample.Status.ABORTED
         stock = Stock(
             lambda sample, params: slime.generate(args, sample, params), slime, [images_as_they_are(slime)], slime
         )
-        adapter = StockAdapter(
-            stock, group, params_by_slot(args, state, group, sampling_params), lambda s: _prime(args, s), aborted_status
-        )
+        params = calls.params_by_slot(sampling_params, group, lambda slot: state.group_sampling_seeds[slot])
+        adapter = StockAdapter(stock, group, params, lambda sample: _prime(args, sample), slime.Sample.Status.ABORTED)
         with slime.trace_span(group, "generate_and_rm_group", attrs={"group_size": len(group)}):
             report = await calls.generate(
                 group,
@@ -75,11 +72,10 @@ def group_function(
                 post=slime.post,
                 encoder=image_encoder(slime.encode_image_for_rollout_engine),
                 attempts=ATTEMPTS,
-                capabilities=capabilities_of(args, calls),
                 semaphore=state.semaphore,
                 capacity=args.sglang_server_concurrency * slime.get_rollout_num_engines(args),
                 aborted=lambda: bool(state.aborted),
-                circumstances=circumstances(args, group, slime.Sample.Status),
+                circumstances=_circumstances(args, group, slime.Sample.Status),
             )
             if report is None:
                 return list(await stock_group(args, group, sampling_params, evaluation=evaluation))
@@ -119,23 +115,7 @@ async def _finish(slime: Any, args: Any, sample: Any, output: Output) -> Any:
     return sample
 
 
-def params_by_slot(args: Any, state: Any, group: list[Any], sampling_params: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Each slot's sampling parameters; under deterministic inference with the seed that the host gives it."""
-    if not getattr(args, "sglang_enable_deterministic_inference", False):
-        return [dict(sampling_params) for _ in group]
-    return [{**sampling_params, "sampling_seed": state.group_sampling_seeds[slot]} for slot, _ in enumerate(group)]
-
-
-def capabilities_of(args: Any, calls: RolloutCalls) -> Capabilities:
-    """What the engine behind the host's router does."""
-    return Capabilities(
-        seeded=bool(getattr(args, "sglang_enable_deterministic_inference", False)),
-        sampling_params_lists=calls.options.parameter_lists,
-        seed_per_slot=calls.options.seed_per_slot,
-    )
-
-
-def circumstances(args: Any, group: list[Any], status: Any) -> list[str]:
+def _circumstances(args: Any, group: list[Any], status: Any) -> list[str]:
     """The conditions that slime's flags and samples decide."""
     fresh = (status.PENDING, status.ABORTED)
     held = {

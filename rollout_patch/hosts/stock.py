@@ -122,10 +122,10 @@ class StockAdapter:
         self._before[id(sample)] = before
         return before
 
-    def restore(self, sample: Any, snapshot: object) -> None:
+    def restore(self, sample: Any, snapshot: Any) -> None:
         """All attributes as they were, and none that came since."""
         vars(sample).clear()
-        vars(sample).update({name: _copied(name, value) for name, value in self._before[id(sample)].items()})
+        vars(sample).update({name: _copied(name, value) for name, value in snapshot.items()})
 
     def _run(self, sample: Any, post: Callable[..., Any], traced: bool) -> None:
         stock = self._stock
