@@ -48,8 +48,8 @@ COMPARED = (
 
 Weight versions are compared by which samples share one: each run may name its own."""
 
-TIMED = ("perf/",)
-"""Prefixes of metrics that measure time, and so are no evidence of replay; neither is the cache's hit rate."""
+NOT_REPLAYED = ("perf/", "rollout_patch/")
+"""Prefixes of metrics of time and of requests, which are no evidence of replay; neither is the cache's hit rate."""
 
 ARM_SPECIFIC_METRICS = ("rollout/prefix_cache_hit_rate", "rollout/avg_cached_tokens_per_sample")
 
@@ -248,7 +248,7 @@ def _same(x: Any, y: Any) -> bool:
 
 
 def _replayable(name: str) -> bool:
-    return name != "step" and not name.startswith(TIMED) and name not in ARM_SPECIFIC_METRICS
+    return name != "step" and not name.startswith(NOT_REPLAYED) and name not in ARM_SPECIFIC_METRICS
 
 
 def _by_step(rows: Sequence[Mapping[str, Any]], side: str) -> dict[int, Mapping[str, Any]]:

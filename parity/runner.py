@@ -33,7 +33,7 @@ from parity.training.rollouts import RolloutResult, generate_rollout
 from parity.training.tasks import Task, get_task
 from parity.training.trainer import Trainer
 from parity.training.warm_start import warm_start
-from rollout_patch import Capabilities, Post, RequestFailed
+from rollout_patch import Capabilities, Post, RequestFailed, group_metrics
 
 REQUEST_RETRIES = 2
 """How often one request is sent again before its step is begun again."""
@@ -347,7 +347,8 @@ async def _step(bench: _Bench, run: _Run, step: int) -> dict[str, Any]:
         "step": step,
         **rollout_metrics(result.rollout, result.seconds),
         **train,
-        **_request_metrics(result),
+        **group_metrics(result.reports),
+        "perf/requests": float(len(result.exchanges)),
         "perf/update_weights_time": updated - began,
         "perf/train_time": trained - generated,
         "perf/step_time": time.monotonic() - began,
@@ -377,12 +378,3 @@ async def _rollout(bench: _Bench, run: _Run, step: int, recording: Post | None) 
         seeded=run.pair.design == "twin",
         after_scoring=run.after_scoring,
     )
-
-
-def _request_metrics(result: RolloutResult) -> dict[str, float]:
-    fallbacks = sum(report.arm_used != report.arm_asked for report in result.reports)
-    return {
-        "perf/requests": float(sum(report.requests for report in result.reports)),
-        "perf/retries": float(sum(report.retries for report in result.reports)),
-        "perf/fallbacks": float(fallbacks),
-    }

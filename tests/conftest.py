@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
+import os
 import random
 import statistics
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import pytest
+from small_experiment import Parity
 
 from parity.exchanges import Exchange
 from parity.samples import Sample
@@ -135,3 +140,30 @@ def valid_exchanges() -> Callable[[Sequence[Sample]], list[Exchange]]:
 @pytest.fixture
 def parity_reward() -> Callable[[Sample], float]:
     return reward_of
+
+
+@pytest.fixture(scope="session")
+def policy_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A warm-started policy, trained once for all tests that run experiments."""
+    from parity.training.tasks import get_task
+    from parity.training.warm_start import warm_start
+
+    cache = tmp_path_factory.mktemp("policies")
+    warm_start(get_task("arithmetic"), cache)
+    return cache
+
+
+@pytest.fixture(scope="session")
+def parity(policy_cache: Path) -> Parity:
+    """Starts the command with its output in pipes."""
+
+    def start(*arguments: object) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "parity", *map(str, arguments)],
+            env={**os.environ, "PARITY_CACHE": str(policy_cache), "COLUMNS": "160"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    return start

@@ -22,5 +22,5 @@ def stores(out: Path) -> list[RunStore]:
 
 def curves(store: RunStore) -> list[dict[str, Any]]:
     """A run's metrics without what time and the cache decide."""
-    unequal = ("perf/", "rollout/prefix_cache", "rollout/avg_cached")
+    unequal = ("perf/", "rollout_patch/", "rollout/prefix_cache", "rollout/avg_cached")
     return [{name: value for name, value in row.items() if not name.startswith(unequal)} for row in store.metrics()]
