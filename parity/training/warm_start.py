@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import math
@@ -12,8 +13,9 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
 
+from parity.errors import UsageError
 from parity.training.batching import pad, response_logits
 from parity.training.determinism import deterministic
 from parity.training.policy import build_policy, build_tokenizer, policy_config, save_policy
@@ -51,11 +53,26 @@ def warm_start(
 
     Returns:
         A Hugging Face checkpoint directory.
+
+    Raises:
+        UsageError: The cache cannot be written to.
     """
     settings = settings or WarmStartSettings()
     path = cache_dir / f"{task.name}-{_key(task, settings)}"
     if path.exists():
         return path
+    try:
+        cache_dir.mkdir(parents=True, exist_ok=True)
+        lock = (cache_dir / f".{path.name}.lock").open("w")
+    except OSError as error:
+        raise UsageError(f"{cache_dir}: no policy can be kept there: {error.strerror}") from error
+    with lock:
+        # Another process may be making it; the system lets go of the lock if that one dies.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return path if path.exists() else save_policy(_train(task, settings, progress), path)
+
+
+def _train(task: Task, settings: WarmStartSettings, progress: Callable[[int, int], None] | None) -> Qwen2ForCausalLM:
     tokenizer, model = build_tokenizer(), build_policy(settings.seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.98), weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, settings.steps))
@@ -71,7 +88,7 @@ def warm_start(
             schedule.step()
             if progress:
                 progress(step + 1, settings.steps)
-    return save_policy(model, path)
+    return model
 
 
 def _rate(step: int, steps: int) -> float:

@@ -1,9 +1,12 @@
 """The warm start: trained once, found again by its settings."""
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+import pytest
 import torch
 
+from parity.errors import UsageError
 from parity.training.policy import build_policy, load_policy
 from parity.training.tasks import Arithmetic
 from parity.training.warm_start import WarmStartSettings, warm_start
@@ -29,3 +32,22 @@ def test_the_same_settings_give_the_same_bits_and_others_another_place(tmp_path)
         warm_start(Arithmetic(slip=0.1), tmp_path / "one", settings=BRIEF),
     ]
     assert len({path.name, *(other.name for other in others)}) == 3
+
+
+def test_two_at_once_train_it_once_and_neither_replaces_what_the_other_reads(tmp_path):
+    ticks = []
+    with ThreadPoolExecutor(2) as pool:
+        asked = [
+            pool.submit(warm_start, Arithmetic(), tmp_path, lambda *tick: ticks.append(tick), BRIEF) for _ in range(2)
+        ]
+    first, second = (future.result() for future in asked)
+    assert first == second
+    assert ticks == [(1, 3), (2, 3), (3, 3)]
+
+
+def test_a_cache_that_cannot_be_written_is_said_before_any_training(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    ticks = []
+    with pytest.raises(UsageError, match="file/cache: no policy can be kept there"):
+        warm_start(Arithmetic(), tmp_path / "file" / "cache", lambda *tick: ticks.append(tick), BRIEF)
+    assert ticks == []
