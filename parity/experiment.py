@@ -80,10 +80,10 @@ class ExperimentConfig:
         for name in ("seeds", "steps", "twin_steps"):
             if getattr(self, name) < 1:
                 raise UsageError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(self, name)}")
+        if "://" not in self.engine and self.engine not in ENGINES:
+            raise UsageError(f"no engine {self.engine!r}: expected {', '.join(ENGINES)} or a URL")
         if "://" in self.engine and not self.control:
             raise UsageError(f"training pushes weights to {self.engine}: allow it with --control")
-        elif "://" not in self.engine and self.engine not in ENGINES:
-            raise UsageError(f"no engine {self.engine!r}: expected {', '.join(ENGINES)} or a URL")
         planting(self.plants)
         get_task(self.task)
 

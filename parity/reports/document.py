@@ -107,12 +107,10 @@ class CostRow:
 
     @property
     def ratio(self) -> float | None:
-        """Experiment over baseline."""
-        return (
-            None
-            if self.baseline is None or self.experiment is None or not self.baseline
-            else self.experiment / self.baseline
-        )
+        """Experiment over baseline; `None` without either, or over 0."""
+        if self.experiment is None or not self.baseline:
+            return None
+        return self.experiment / self.baseline
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,8 +245,8 @@ def build_report(experiment: Mapping[str, Any], runs: Sequence[RunRecord], findi
     each run's late mean (over the last half of the steps that all these runs have), so one number a run.
 
     Args:
-        experiment: Content of ``experiment.json``: ``baseline`` and ``experiment`` (arms) are required; ``commands``
-            (or ``command``), ``commit``, ``versions``, ``task``, ``engine``, ``seeds``, ``steps``, ``margins`` and
+        experiment: Content of ``experiment.json``: ``baseline`` and ``experiment`` (arms) are required; ``commands``,
+            ``commit``, ``versions``, ``task``, ``engine``, ``engine_version``, ``seeds``, ``steps``, ``margins`` and
             ``config`` are shown as given, or as not recorded.
         runs: The runs, in any order.
         findings: The findings of all rungs.
@@ -411,10 +409,9 @@ def _counts(runs: Sequence[RunRecord]) -> dict[str, int]:
 
 def _provenance(experiment: Mapping[str, Any], runs: Sequence[RunRecord]) -> Provenance:
     times = [float(event["time"]) for run in runs for event in run.events if "time" in event]
-    commands = experiment.get("commands") or experiment.get("command") or ()
     config = experiment.get("config") or {}
     return Provenance(
-        commands=(commands,) if isinstance(commands, str) else tuple(commands),
+        commands=tuple(experiment.get("commands") or ()),
         commit=str(experiment.get("commit") or "not recorded"),
         versions={str(name): str(version) for name, version in (experiment.get("versions") or {}).items()},
         task=str(experiment.get("task") or "not recorded"),

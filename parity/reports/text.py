@@ -139,6 +139,6 @@ def duration(seconds: float | None) -> str:
         return "not recorded"
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return (
-        f"{hours} h {minutes} min {rest} s" if hours else f"{minutes} min {rest} s" if minutes else f"{seconds:.3g} s"
-    )
+    if hours:
+        return f"{hours} h {minutes} min {rest} s"
+    return f"{minutes} min {rest} s" if minutes else f"{seconds:.3g} s"

@@ -87,9 +87,10 @@ def printed(report, **options) -> str:
 
 def test_a_terminal_shows_the_rows_in_order_and_ends_with_the_verdict(report):
     shown = printed(report)
-    places = [shown.index(f"│ {row.name}") for row in report.rows]
+    lines = [line.strip() for line in shown.rstrip().splitlines()]
+    places = [next(at for at, line in enumerate(lines) if line.startswith(row.name)) for row in report.rows]
     assert places == sorted(places)
-    assert "PARITY: native equals per-sample by L0 contract" in shown.rstrip().splitlines()[-1]
+    assert "PARITY: native equals per-sample by L0 contract" in lines[-1]
     assert "\x1b" not in shown
 
 
