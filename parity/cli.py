@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import orjson
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
@@ -32,6 +33,16 @@ Examples:
   parity run --baseline --experiment native --plant exchanged-outputs@7
   parity run --out parity-out/mine --resume
 """
+
+CHECK_EXAMPLES = """\b
+Examples:
+  parity check dumps/rollout_data --group-size 8 --advantage grpo
+  parity check run.samples.jsonl.gz run.exchanges.jsonl.gz --max-new-tokens 4096 --stop-token-ids 151645
+  parity check relax-results/train --group-size 8 --reward my_task:reward --junit parity.xml
+  parity check parity-out/20260101-120000
+  parity check http://127.0.0.1:30000
+"""
+CHECK_EXIT_HELP = "Exit code: 0 passed, 1 failed, 2 wrong input (or a file could not be read whole), 3 inconclusive."
 
 EXIT_HELP = "Exit code: 0 parity, 1 different, 2 wrong input or command, 3 inconclusive."
 
@@ -118,6 +129,45 @@ def report(directory: Path, as_json: bool, quiet: bool) -> None:
     _conclude(directory, Console(stderr=as_json, highlight=False), as_json, quiet)
 
 
+@cli.command(epilog=CHECK_EXAMPLES + "\n" + CHECK_EXIT_HELP)
+@click.argument("sources", nargs=-1, required=True, metavar="PATH… | URL")
+@click.option("--group-size", type=click.IntRange(1), help="Samples of each group.")
+@click.option("--max-new-tokens", type=click.IntRange(0), help="Cap of a response in tokens.")
+@click.option("--stop-token-ids", type=int, multiple=True, help="A token that ends a response; may be given again.")
+@click.option("--reward", metavar="MODULE:FUNCTION", help="The reward of one parity.samples.Sample, computed again.")
+@click.option(
+    "--advantage", type=click.Choice(["grpo", "grpo_no_std", "rloo"]), help="The trainer's formula, computed again."
+)
+@click.option("--destructive", is_flag=True, help="With a URL: also send what is known to end some servers.")
+@click.option("--control", is_flag=True, help="With a URL: also update weights, abort and pause, which others notice.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on standard output.")
+@click.option("--junit", type=click.Path(path_type=Path, dir_okay=False), help="Write the result as JUnit XML too.")
+@click.option("--quiet", is_flag=True, help="Print only the verdict.")
+def check(sources: tuple[str, ...], as_json: bool, junit: Path | None, quiet: bool, **asked: Any) -> None:
+    """Holds dumps, recordings, directories of either, or a live engine to the contract.
+
+    What is at a path is recognised by its content: dumps of slime, Miles and Relax, Relax's and verl's JSON lines,
+    Miles' dashboard columns, experiments, samples and exchanges as JSON lines (plain, gzip or zstd) and Parquet.
+    """
+    from parity.checking import check_sources
+    from parity.reports.checks import headline, print_checks
+
+    console = Console(stderr=as_json, highlight=False)
+    with _counting(quiet) as watcher:
+        result = check_sources(sources, watcher=watcher, **asked)
+    if junit:
+        from parity.reports.junit import render_findings  # imports scipy, so only where it is asked for
+
+        junit.write_bytes(render_findings(f"parity check: {result.verdict.value}", result.findings))
+    if as_json:
+        sys.stdout.buffer.write(orjson.dumps(result.to_json(), option=orjson.OPT_INDENT_2) + b"\n")
+    elif quiet:
+        console.print(headline(result), markup=False)
+    else:
+        print_checks(result, console)
+    sys.exit(result.exit_code)
+
+
 @cli.command()
 @click.option("--model-path", type=click.Path(path_type=Path, file_okay=False, exists=True), help="A checkpoint.")
 @click.option("--task", default="arithmetic", show_default=True, help="Without --model-path: this task's policy.")
@@ -192,6 +242,16 @@ def _watching(console: Console, quiet: bool) -> Iterator[tuple[Callable[[Any], N
             )
     else:
         yield lambda step: click.echo(_plain_line(step), file=console.file), lambda text: click.echo(text, err=True)
+
+
+@contextmanager
+def _counting(quiet: bool) -> Iterator[Callable[[int, int, str], None]]:
+    """Shows on a terminal how many parts of how many are done, and what was read, while something runs."""
+    console = Console(stderr=True, highlight=False)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as progress:
+        task = progress.add_task("reading", total=None)
+        yield lambda done, total, text: progress.update(task, completed=done, total=total, description=text)
 
 
 def _step_line(step: Any) -> str:

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from parity.errors import InputError, NotRecognised, UsageError
-from parity.readers.registry import Source, open_source
+from parity.readers.registry import FORMATS, Source, open_source
 from parity.store import EXPERIMENT_FILE, RunStore
 
 _PARTS_OF_A_RUN = ("rollouts", "exchanges")
@@ -45,7 +45,7 @@ def find_sources(paths: Iterable[Path], group_size: int | None = None) -> Found:
     finished = cache(lambda run: RunStore(run).finished_steps())
     for path in paths:
         if not path.is_dir():
-            sources.append(open_source(path, group_size))
+            sources.append(_named(path, group_size))
             continue
         for file in _files(path):
             try:
@@ -56,6 +56,13 @@ def find_sources(paths: Iterable[Path], group_size: int | None = None) -> Found:
             except InputError as error:
                 omissions.append(omission(file, error))
     return Found(tuple(sources), tuple(omissions))
+
+
+def _named(path: Path, group_size: int | None) -> Source:
+    try:
+        return open_source(path, group_size)
+    except NotRecognised as error:
+        raise NotRecognised(f"{error}; what is read: {', '.join(one.name for one in FORMATS)}") from error
 
 
 def omission(path: Path, error: InputError | UsageError) -> Omission:

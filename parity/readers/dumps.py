@@ -26,7 +26,8 @@ def read_dump(path: Path, group_size: int | None) -> Iterator[Rollout]:
     elif is_rollout_dump(content):
         yield rollout_of_dump(content, path, group_size)
     else:
-        found = (
-            f"a mapping with {sorted(map(str, content))[:8]}" if isinstance(content, dict) else type(content).__name__
-        )
-        raise NotRecognised(f"{path}: neither a rollout dump nor a train dump: {found}")
+        raise NotRecognised(f"{path}: not recognised: PyTorch file of a {_described(content)}")
+
+
+def _described(content: object) -> str:
+    return f"mapping with {sorted(map(str, content))[:12]}" if isinstance(content, dict) else type(content).__name__

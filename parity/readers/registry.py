@@ -102,7 +102,7 @@ def _format_of(path: Path) -> Format:
         return DUMP
     if head.lstrip()[:1] == b"{" or compression_of(head):
         return _of_lines(path)
-    raise NotRecognised(f"{path}: not recognised; formats are {', '.join(one.name for one in FORMATS)}")
+    raise NotRecognised(f"{path}: not recognised")
 
 
 def _of_table(path: Path) -> Format:
@@ -112,16 +112,18 @@ def _of_table(path: Path) -> Format:
         raise InputError(f"{path}: cannot be read as Parquet: {error}") from error
     if found := next((one for recognises, one in TABLES if recognises(columns)), None):
         return found
-    raise NotRecognised(f"{path}: a Parquet file of no known format, with columns {columns[:12]}")
+    raise NotRecognised(f"{path}: not recognised: Parquet with columns {columns[:12]}")
 
 
 def _of_lines(path: Path) -> Format:
     try:
-        place, row = next(read_lines(path))
+        _, row = next(read_lines(path))
     except InputError as error:
         if ".jsonl" in path.suffixes:
             raise
-        raise NotRecognised(f"{path}: not recognised ({error})") from error
+        raise NotRecognised(f"{path}: not recognised: no JSON lines") from error
+    except StopIteration as error:
+        raise NotRecognised(f"{path}: not recognised: empty") from error
     if found := next((one for recognises, one in LINES if recognises(row)), None):
         return found
-    raise NotRecognised(f"{place}: JSON lines of no known format, with fields {sorted(row)[:12]}")
+    raise NotRecognised(f"{path}: not recognised: JSON lines with fields {sorted(row)[:12]}")

@@ -64,6 +64,7 @@ def rollout_of_train_dump(content: Mapping[str, Any], path: Path, group_size: in
         position = _position(sample, place(number))
         group, slot = divmod(position, group_size)
         columns = _columns(sample, place(number), split)
+        columns["extra"] |= {"rank": content["rank"]} if "rollout_data" in content and "rank" in content else {}
         rows.append({"rollout_id": rollout_id, "group_index": group, "index": slot, **columns})
     return rollout_of(rows, place)
 

@@ -13,20 +13,25 @@ _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def render(report: Report) -> bytes:
-    """The report as JUnit XML.
+    """The report as JUnit XML."""
+    return render_findings(f"rollout parity: {report.verdict.verdict.value}", report.findings)
+
+
+def render_findings(title: str, findings: Sequence[Finding]) -> bytes:
+    """Findings as JUnit XML.
 
     A check fails when one of its findings does. It is skipped, with the reason, when it is inconclusive or nothing was
     compared, so that neither reads as passed. A warning passes and is written to the case's output.
     """
-    root = ElementTree.Element("testsuites", name=f"rollout parity: {report.verdict.verdict.value}")
+    root = ElementTree.Element("testsuites", name=_xml(title))
     for level in Level:
         checks: dict[str, list[Finding]] = {}
-        for finding in report.findings:
+        for finding in findings:
             if finding.level is level:
                 checks.setdefault(finding.check, []).append(finding)
         suite = ElementTree.SubElement(root, "testsuite", name=f"{level.rung} {level.value}")
-        for check, findings in checks.items():
-            _add_case(suite, level, check, findings)
+        for check, of_check in checks.items():
+            _add_case(suite, level, check, of_check)
         _count(suite)
     _count(root)
     ElementTree.indent(root)
