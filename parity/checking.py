@@ -130,6 +130,7 @@ def check_sources(
     group_size: int | None = None,
     max_new_tokens: int | None = None,
     stop_token_ids: Sequence[int] = (),
+    temperature: float | None = None,
     reward: str | None = None,
     advantage: AdvantageFormula | None = None,
     destructive: bool = False,
@@ -144,7 +145,7 @@ def check_sources(
         EngineError: The engine at the URL does not answer.
     """
     if any(source.startswith(("http://", "https://")) for source in sources):
-        if len(sources) > 1 or any((group_size, max_new_tokens, stop_token_ids, reward, advantage)):
+        if len(sources) > 1 or any((group_size, max_new_tokens, stop_token_ids, temperature, reward, advantage)):
             raise UsageError("a URL is checked alone, and without options about recorded rollouts")
         from parity.conformance import check_engine
 
@@ -156,6 +157,7 @@ def check_sources(
         group_size=group_size,
         max_new_tokens=max_new_tokens,
         stop_token_ids=frozenset(stop_token_ids),
+        temperature=temperature,
         reward=reward_function(reward) if reward else None,
         advantage=advantage,
     )

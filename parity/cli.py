@@ -36,7 +36,7 @@ Examples:
 
 CHECK_EXAMPLES = """\b
 Examples:
-  parity check dumps/rollout_data --group-size 8 --advantage grpo
+  parity check dumps/rollout_data --group-size 8 --temperature 1
   parity check run.samples.jsonl.gz run.exchanges.jsonl.gz --max-new-tokens 4096 --stop-token-ids 151645
   parity check relax-results/train --group-size 8 --reward my_task:reward --junit parity.xml
   parity check parity-out/20260101-120000
@@ -134,6 +134,7 @@ def report(directory: Path, as_json: bool, quiet: bool) -> None:
 @click.option("--group-size", type=click.IntRange(1), help="Samples of each group.")
 @click.option("--max-new-tokens", type=click.IntRange(0), help="Cap of a response in tokens.")
 @click.option("--stop-token-ids", type=int, multiple=True, help="A token that ends a response; may be given again.")
+@click.option("--temperature", type=float, help="Sampling temperature, which dumps of hosts do not keep.")
 @click.option("--reward", metavar="MODULE:FUNCTION", help="The reward of one parity.samples.Sample, computed again.")
 @click.option(
     "--advantage", type=click.Choice(["grpo", "grpo_no_std", "rloo"]), help="The trainer's formula, computed again."
