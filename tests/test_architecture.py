@@ -1,0 +1,86 @@
+"""What holds between the modules: names that others import stay, imports have no circle, and the core stays pure."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+NAMES = {
+    "rollout_patch": """
+        ARMS CONDITIONS Adapter Assignment Capabilities Condition Encoder GroupReport Output PatchError Permits Post
+        Recorder RequestAborted RequestFailed ResponseRefused SampleRequest UnsupportedHost fixed generate_group
+        group_metrics json_lines probe sample_rows switchback
+    """,
+    "parity.contract_checks": """
+        CHECKS AdvantageFormula Check Rules check_accounting check_arms check_batches check_exchanges check_samples
+        samples_of summarise
+    """,
+    "parity.engine": "Engine EngineClient EngineProcess RemoteEngine open_engine",
+    "parity.stats": """
+        SAMPLING_MARGINS Band Collapse ConfidenceSequence EProcess GroupValues Margin PairContrasts PairedResult
+        PowerRow RateComparison RatioResult Result RunComparison RunValues average_e_value benjamini_hochberg
+        bernoulli_e_value collapse_finding collapse_rates compare_runs cost_findings curve_band decide_many
+        detect_collapse equality_kernel groups_needed holm independence_tests margin_from_history neighbour_test
+        pair_contrasts paired_events paired_groups paired_log_ratio predict_one prefix_kernel product_kernel
+        runs_needed sampling_findings sequential_verdict shape_tests simulate_power slot_test tost_power
+        training_findings verdict_of
+    """,
+}
+
+
+@pytest.mark.parametrize("module", NAMES)
+def test_names_that_others_import_stay(module: str) -> None:
+    face = importlib.import_module(module)
+    assert set(NAMES[module].split()) <= set(face.__all__)
+    assert all(hasattr(face, name) for name in face.__all__)
+
+
+def imported_names(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def test_modules_import_each_other_in_one_direction() -> None:
+    graph: dict[str, set[str]] = {}
+    for path in (ROOT / "parity").rglob("*.py"):
+        part = path.relative_to(ROOT).with_suffix("").parts[1]
+        others = {name.split(".")[1] for name in imported_names(path) if name.startswith("parity.")}
+        graph.setdefault(part, set()).update(others - {part})
+    assert {"runner", "samples"} <= graph.keys()
+    TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
+
+
+def loaded_after(code: str, *flags: str) -> set[str]:
+    """The modules that a fresh interpreter has loaded after some code."""
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); {code}; print(*sys.modules)"
+    run = subprocess.run([sys.executable, "-I", *flags, "-c", code], capture_output=True, text=True, check=True)
+    return set(run.stdout.split())
+
+
+def test_the_patch_needs_the_standard_library_alone() -> None:
+    names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in (ROOT / "rollout_patch").rglob("*.py")]
+    modules = ", ".join(sorted(name.removesuffix(".__init__") for name in names))
+    loaded = loaded_after(f"import {modules}", "-S")  # -S leaves installed packages out of reach
+    assert "rollout_patch.group" in loaded
+    assert not {name for name in loaded if name.split(".")[0] == "parity"}
+
+
+def test_the_core_loads_nothing_that_runs_engines_trains_draws_or_prints() -> None:
+    core = ("contract_checks", "metrics", "stats", "replay", "findings")
+    loaded = loaded_after("import " + ", ".join(f"parity.{name}" for name in core))
+    assert "parity.stats" in loaded
+    edges = {"aiohttp", "click", "matplotlib", "psutil", "rich", "torch", "transformers"}
+    edges |= {f"parity.{name}" for name in ("cli", "engine", "reports", "runner", "store", "training")}
+    assert not loaded & edges
