@@ -41,7 +41,7 @@ def _same_length(facts: Facts, lengths: Ints, wanted: Ints, field: str, verb: st
     return over_rows(
         facts,
         known=known,
-        fails=lengths != wanted,
+        fails=(lengths != wanted) & (has | (wanted != 0)),  # a restored sample has neither
         field=field,
         case=case,
         missing=f"no {field} or no output ids recorded",
