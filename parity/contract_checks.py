@@ -1,4 +1,4 @@
-"""L0, the contract: exact rules over samples, exchanges, requests and both arms.
+"""L0, the contract: exact rules over samples, exchanges, requests, curves and both arms.
 
 Pure: rollouts and exchanges in, findings out. One check gives one passing finding with `{"checked": N}` in its
 evidence, or a failing finding for each of the first few breaches (each with the total), and one more that says *not
@@ -8,15 +8,17 @@ fails a verdict.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
-from parity.contracts import accounting, arms, clones, finish, grouping, scores, tokens, wire
+from parity.contracts import accounting, arms, clones, curves, finish, grouping, scores, tokens, wire
 from parity.contracts.answers import samples_of
 from parity.contracts.facts import Facts, Groups, facts_of, groups_of
 from parity.contracts.outcomes import Case, Check, Outcome, Tally, findings_of
 from parity.contracts.rules import AdvantageFormula, Rules
 from parity.exchanges import Exchange
 from parity.findings import Finding, Severity
+from parity.metrics import RunCurves
 from parity.samples import Rollout
 
 __all__ = [
@@ -27,7 +29,9 @@ __all__ = [
     "check_accounting",
     "check_arms",
     "check_batches",
+    "check_curves",
     "check_exchanges",
+    "check_metrics",
     "check_samples",
     "samples_of",
     "summarise",
@@ -97,6 +101,7 @@ _EXCHANGE_RULES: tuple[tuple[Check, wire.ExchangeRule], ...] = tuple(
         wire.output_order,
         wire.one_weight_version,
         wire.request_honoured,
+        wire.request_lists,
     )
 )
 _OUTPUT_RULES: tuple[tuple[Check, wire.OutputRule], ...] = (
@@ -104,6 +109,7 @@ _OUTPUT_RULES: tuple[tuple[Check, wire.OutputRule], ...] = (
         (_check(rule, "exchange_"), rule)
         for rule in (
             wire.logprobs_returned,
+            wire.top_logprobs,
             wire.rollout_log_probs_length,
             wire.logprob_values,
             wire.finish_reason,
@@ -134,6 +140,15 @@ _ARMS_RULES: tuple[tuple[Check, str, ArmsRule], ...] = tuple(
     )
 )
 
+_METRICS = _check(curves.metrics_recomputed)
+_CURVE_RULES: tuple[tuple[Check, str, Callable[[Sequence[RunCurves]], Outcome]], ...] = (
+    (_check(curves.regular_steps, "curve_"), "curves", curves.regular_steps),
+    (_check(curves.steps_once, "curve_", warning=True), "curves", curves.steps_once),
+    (_check(curves.finite_values, "curve_"), "curves", curves.finite_values),
+    (_check(curves.train_rollout_gap, "curve_"), "runs", curves.train_rollout_gap),
+)
+_ARMS_STEPS = _check(curves.arms_same_steps, "curve_")
+
 CHECKS: tuple[Check, ...] = (
     *(check for check, _, _ in _SAMPLE_RULES),
     _STATUS,
@@ -144,6 +159,9 @@ CHECKS: tuple[Check, ...] = (
     _RECEIVED,
     _ANSWERED,
     *(check for check, _, _ in _ARMS_RULES),
+    _METRICS,
+    *(check for check, _, _ in _CURVE_RULES),
+    _ARMS_STEPS,
 )
 """Every check of the contract: name, rule and severity."""
 
@@ -242,6 +260,24 @@ def check_arms(baseline: Rollout, experiment: Rollout) -> list[Finding]:
     return [
         finding for check, unit, rule in _ARMS_RULES for finding in findings_of(check, rule(sides[0], sides[1]), unit)
     ]
+
+
+def check_metrics(rollouts: Mapping[int, Rollout], records: Iterable[Mapping[str, Any]]) -> list[Finding]:
+    """Checks that recorded metrics are those of the samples.
+
+    Args:
+        rollouts: The samples of each step, by step.
+        records: Lines of ``metrics.jsonl``, each with its `step`; metrics of time, and those that samples do not hold,
+            are left out.
+    """
+    return findings_of(_METRICS, curves.metrics_recomputed(rollouts, records), "metrics")
+
+
+def check_curves(baseline: Sequence[RunCurves], experiment: Sequence[RunCurves]) -> list[Finding]:
+    """Checks the curves of both arms' runs: regular steps, each once, finite, and the same steps in both arms."""
+    runs = [*baseline, *experiment]
+    found = [finding for check, unit, rule in _CURVE_RULES for finding in findings_of(check, rule(runs), unit)]
+    return [*found, *findings_of(_ARMS_STEPS, curves.arms_same_steps(baseline, experiment), "metrics")]
 
 
 def summarise(findings: Iterable[Finding]) -> dict[str, dict[str, int]]:

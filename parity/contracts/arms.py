@@ -101,6 +101,8 @@ def finish_reasons(baseline: Side, experiment: Side) -> Outcome:
 
 def fields_present(baseline: Side, experiment: Side) -> Outcome:
     """What one arm records of every sample, the other records too."""
+    if not len(baseline[0]) or not len(experiment[0]):
+        return Outcome(0, skipped=1, missing="an arm has no samples")
     presence = {name: (_share(baseline[0], has), _share(experiment[0], has)) for name, has in _PRESENT.items()}
     wrong = [name for name, (a, b) in presence.items() if (a == 1.0) != (b == 1.0)]
     cases = tuple(
@@ -129,7 +131,7 @@ _PRESENT: dict[str, Callable[[Facts], npt.NDArray[np.bool_]]] = {
 
 
 def _share(side: Facts, has: Callable[[Facts], npt.NDArray[np.bool_]]) -> float:
-    return float(has(side).mean()) if len(side) else 0.0
+    return float(has(side).mean())
 
 
 def _shares(reasons: npt.NDArray[np.object_]) -> dict[str, int]:

@@ -1,11 +1,11 @@
 """Clones: siblings that are equal more often than chance allows.
 
 A policy may honestly answer alike twice: short answers, a collapsed policy, greedy decoding. Whether it did is no
-matter of taste, because the log-probs say how likely it was. Given its earlier siblings, a sample drawn independently
-repeats one of them with probability p, the sum of exp(log-probs) over the distinct earlier ones. A defect that copies a
-sibling with probability q repeats with q + (1 - q) p. The product over all samples of the ratio of the two, averaged
-over some q, is a nonnegative martingale of mean 1 under independence, so that it exceeds 1 / alpha with probability at
-most alpha (Ville's inequality), however few or many the samples, in however many groups, and whatever the policy.
+matter of taste, because the log-probs say how likely it was. A sample drawn independently is x with probability P(x),
+the exponential of its log-probs. A defect that copies one of the k earlier siblings with probability q gives x with
+q m / k + (1 - q) P(x), where m of them are x. The product over all samples of the ratio of the two, averaged over some
+q, is a nonnegative martingale of mean 1 under independence, so that it exceeds 1 / alpha with probability at most alpha
+(Ville's inequality), however few or many the samples, in however many groups, and whatever the policy.
 """
 
 from __future__ import annotations
@@ -55,16 +55,17 @@ def _repeats(
     concerned = concerns & sampled & ~unfinished(facts)
     # renormalised top-p probabilities are at most 1 / top_p times the log-prob's own
     likely = np.minimum(logprob - length * np.log(np.where(top_p > 0, top_p, 1.0)), 0.0)
-    repeats, chance, siblings = _repeats_of_siblings(groups, key, likely, concerned & usable)
-    evidence = _log_evidence(repeats, chance, siblings)
-    # of many repeats, those that nobody would expect once among all samples show the defect; the rest may be honest
-    striking = repeats & (chance < -np.log(max(int(siblings.sum()), 1)))
+    siblings, copies = _siblings(groups, key, concerned & usable)
+    repeats = copies > 0
+    evidence = _log_evidence(likely, siblings, copies)
+    # of many repeats, those that nobody would expect once among all pairs show the defect; the rest may be honest
+    striking = repeats & (likely < -np.log(max(int(siblings.sum()), 1)))
     copied = (striking if striking.any() else repeats) & (evidence > -np.log(FALSE_ALARM))
 
     def case(row: int) -> tuple[Any, Any, str]:
         tokens = int(length[row])
         message = (
-            f"its first {tokens} tokens are an earlier sibling's, which by chance has probability e^{chance[row]:.1f}"
+            f"its first {tokens} tokens are an earlier sibling's, which by chance has probability e^{likely[row]:.1f}"
         )
         return "tokens of its own", f"{tokens} tokens of a sibling", message
 
@@ -80,31 +81,32 @@ def _repeats(
     return replace(outcome, evidence={"repeats": int(repeats.sum()), "log_evidence": evidence})
 
 
-def _repeats_of_siblings(groups: Groups, key: Ints, likely: Floats, counted: Bools) -> tuple[Bools, Floats, Bools]:
-    """Whether each sample repeats an earlier sibling, the log of its chance to, and whether it has one, all (rows,)."""
+def _siblings(groups: Groups, key: Ints, counted: Bools) -> tuple[Ints, Ints]:
+    """How many earlier siblings each counted sample has, and how many of them it repeats, both (rows,)."""
     rows = groups.order[counted[groups.order]]
     code = groups.code[rows]
     by_key = np.lexsort((np.arange(len(rows)), key[rows], code))
-    same = (key[rows][by_key[1:]] == key[rows][by_key[:-1]]) & (code[by_key[1:]] == code[by_key[:-1]])
-    repeats, chance, siblings = np.zeros(len(key), np.bool_), np.full(len(key), -np.inf), np.zeros(len(key), np.bool_)
-    repeats[rows[by_key[1:][same]]] = True
-    starts = np.flatnonzero(np.diff(code, prepend=-1))
-    rank = np.arange(len(rows)) - np.repeat(starts, np.diff(np.append(starts, len(rows))))
-    seen = np.full(len(groups), -np.inf)
-    for place in range(int(rank.max(initial=-1)) + 1):
-        now = rows[rank == place]
-        siblings[now] = place > 0
-        chance[now] = np.minimum(seen[groups.code[now]], 0.0)
-        fresh = now[~repeats[now]]
-        seen[groups.code[fresh]] = np.logaddexp(seen[groups.code[fresh]], likely[fresh])
-    return repeats, chance, siblings
+    same = (np.diff(key[rows][by_key]) == 0) & (np.diff(code[by_key]) == 0)
+    siblings, copies = np.zeros(len(key), np.int64), np.zeros(len(key), np.int64)
+    siblings[rows] = _places(np.diff(code) == 0) if len(rows) else 0
+    copies[rows[by_key]] = _places(same) if len(rows) else 0
+    return siblings, copies
 
 
-def _log_evidence(repeats: Bools, chance: Floats, siblings: Bools) -> float:
+def _places(continues: Bools) -> Ints:
+    """The place of each entry in its run, (entries,), where each but the first says whether it continues a run."""
+    starts = np.flatnonzero(np.append(True, ~continues))
+    places = np.arange(len(continues) + 1)
+    return np.asarray(places - np.repeat(starts, np.diff(np.append(starts, len(places)))))
+
+
+def _log_evidence(likely: Floats, siblings: Ints, copies: Ints) -> float:
     """Log of the averaged product of likelihood ratios, over samples that have an earlier sibling."""
-    hits, misses = chance[repeats], int((siblings & ~repeats).sum())
+    hits, misses = copies > 0, int(((siblings > 0) & (copies == 0)).sum())
+    # of a copy: log of (m / k) / P
+    gain = np.log(copies[hits] / siblings[hits]) - likely[hits]
     totals = [
-        float(np.sum(np.logaddexp(np.log(rate) - hits, np.log1p(-rate)))) + misses * float(np.log1p(-rate))
+        float(np.sum(np.logaddexp(np.log(rate) + gain, np.log1p(-rate)))) + misses * float(np.log1p(-rate))
         for rate in COPY_RATES
     ]
     return float(np.logaddexp.reduce(totals)) - float(np.log(len(totals)))

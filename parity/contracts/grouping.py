@@ -35,9 +35,7 @@ def slot_index(facts: Facts, groups: Groups, rules: Rules) -> Outcome:
         found = facts.index[groups.rows(group)].tolist()
         return list(range(len(found))), found, f"the slots of a group of {len(found)} samples are {found}"
 
-    return over_rows(
-        facts, known=_all(groups), fails=wrong, field="index", case=case, missing="", groups=groups
-    )
+    return over_rows(facts, known=_all(groups), fails=wrong, field="index", case=case, missing="", groups=groups)
 
 
 def row_order(facts: Facts, groups: Groups, rules: Rules) -> Outcome:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any
+from typing import Any, TypeGuard
 
 from parity.contracts.facts import SENTINEL_LOGPROB
 from parity.contracts.outcomes import Case, Skip
@@ -25,6 +25,11 @@ TOP_LEVEL_MISTAKES = frozenset(
 """Sampling parameters that the engine ignores without a word when they stand beside `sampling_params`."""
 
 MEDIA_FIELDS = ("image_data", "video_data", "audio_data")
+
+PROMPT_LISTS = (
+    "sampling_params", "return_logprob", "logprob_start_len", "top_logprobs_num", "rid", "lora_path", *MEDIA_FIELDS,
+)  # fmt: skip
+"""Fields that, given as a list in a request for a list of prompts, hold one entry for each of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +74,7 @@ class Output:
         return Case(where, expected, observed, f"{self.name}, output {self.slot}: {message}")
 
 
-def _whole(value: Any) -> bool:
+def _whole(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
@@ -234,6 +239,19 @@ def request_honoured(exchange: Exchange, name: str, rules: Rules) -> Iterator[Ca
             yield exchange_case(exchange, name, "image_data", media, places, message)
 
 
+def request_lists(exchange: Exchange, name: str, rules: Rules) -> Iterable[Case] | Skip:
+    """What a request for a list of prompts gives as a list has one entry for each prompt."""
+    if not exchange.is_batch:
+        return Skip.UNCONCERNED
+    wanted = len(exchange.prompts)
+    given = {field: exchange.request.get(field) for field in PROMPT_LISTS}
+    return [
+        exchange_case(exchange, name, field, wanted, len(value), f"{len(value)} {field} for {wanted} prompts")
+        for field, value in given.items()
+        if isinstance(value, list) and len(value) != wanted
+    ]
+
+
 def _media(exchange: Exchange, prompt: int) -> int:
     """Media sent with one prompt: a nested list is one list a prompt, a flat one of a single prompt is its own."""
     count = 0
@@ -261,13 +279,39 @@ def _placeholders(prompt: Any, rules: Rules) -> int:
 
 
 def logprobs_returned(output: Output, rules: Rules) -> Iterator[Case]:
-    """Log-probs come when they were asked for."""
+    """Log-probs come when they were asked for, each with its id and its text or null."""
     asked = output.exchange.request.get("return_logprob")
     wanted = asked[output.slot] if isinstance(asked, list) and output.slot < len(asked) else asked
-    if wanted and output.triples is None:
+    triples = output.triples
+    if wanted and (triples is None or not all(len(item) < 3 or isinstance(item[2], _TEXT) for item in triples)):
         found = str(output.meta.get("output_token_logprobs"))[:60]
         message = f"log-probs were asked for and came as {found}"
         yield output.case("output_token_logprobs", "[log-prob, id, text] a token", found, message)
+
+
+_TEXT = (str, type(None))
+
+
+def top_logprobs(output: Output, rules: Rules) -> Iterable[Case] | Skip:
+    """Alternatives come when they were asked for: as many a token as asked, and for the prompt from where asked."""
+    request = output.exchange.request
+    count, start = request.get("top_logprobs_num"), request.get("logprob_start_len")
+    if not _whole(count) or count < 1 or not request.get("return_logprob"):
+        return Skip.UNCONCERNED
+    wanted: dict[str, int | None] = {"output_top_logprobs": _count(output)}
+    if _whole(start) and start >= 0 and isinstance(output.prompt, list):
+        wanted["input_top_logprobs"] = len(output.prompt) - start
+
+    def cases() -> Iterator[Case]:
+        for field, tokens in wanted.items():
+            found = output.meta.get(field)
+            rows = found if isinstance(found, list) else []
+            short = [row for row in rows if row is not None and (not isinstance(row, list) or len(row) != count)]
+            if len(rows) != tokens or short:
+                message = f"{field}: {count} alternatives for {tokens} tokens were asked for, {str(found)[:60]} came"
+                yield output.case(field, [tokens, count], [len(rows), len(short)], message)
+
+    return cases()
 
 
 def rollout_log_probs_length(output: Output, rules: Rules) -> Iterable[Case] | Skip:
