@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -103,6 +103,7 @@ class _Reading:
     of: int
     watcher: Watcher
     omissions: list[Omission]
+    errors: dict[Path, str] = field(default_factory=dict)
     begun: set[Path] = field(default_factory=set)
     samples: int = 0
     groups: int = 0
@@ -120,7 +121,8 @@ class _Reading:
 
     def leave_out(self, source: Source, error: InputError | UsageError) -> None:
         """Lists a file that broke off, once."""
-        if source.path not in {one.path for one in self.omissions}:
+        if source.path not in self.errors:
+            self.errors[source.path] = str(error)
             self.omissions.append(omission(source.path, error))
 
 
@@ -186,10 +188,9 @@ def check_paths(paths: Sequence[Path], rules: Rules, watcher: Watcher = _silent)
     findings: list[Finding] = []
     for name, (_, sources) in zip(names, datasets, strict=True):
         own = _findings(sources, rules, reading)
-        findings += own if len(datasets) == 1 else [_in_run(finding, name) for finding in own]
-    lost = {one.path: one.reason for one in reading.omissions}
-    if failed := next((path for path in named if path in lost), None):
-        raise InputError(f"{failed}: {lost[failed]}")
+        findings += own if len(datasets) == 1 else [finding.in_run(name) for finding in own]
+    if failed := next((path for path in reading.errors if path in named), None):
+        raise InputError(reading.errors[failed])
     if not reading.samples and not reading.exchanges:
         reasons = "".join(f"\n  {one.path}: {one.reason}" for one in reading.omissions[:10])
         raise InputError(f"no samples and no exchanges at {', '.join(map(str, paths))}{reasons}")
@@ -222,10 +223,6 @@ def _names(directories: Sequence[Path]) -> list[str]:
         shared += 1
     short = ["/".join(directory.parts[shared:]) or directory.name for directory in directories]
     return [name if short.count(name) == 1 else f"{name} #{number + 1}" for number, name in enumerate(short)]
-
-
-def _in_run(finding: Finding, run: str) -> Finding:
-    return replace(finding, where=replace(finding.where, run=run))
 
 
 def _findings(sources: Sequence[Source], rules: Rules, reading: _Reading) -> list[Finding]:

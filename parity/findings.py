@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
@@ -102,6 +102,10 @@ class Finding:
     def fails(self) -> bool:
         """Whether this finding alone decides against the change."""
         return self.status is Status.FAIL and self.severity is Severity.ERROR
+
+    def in_run(self, run: str) -> Finding:
+        """The same finding, at its place in a run."""
+        return replace(self, where=replace(self.where, run=run))
 
     def to_json(self) -> dict[str, Any]:
         """The finding in the format of `--json`."""
