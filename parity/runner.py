@@ -11,7 +11,7 @@ import asyncio
 import random
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 
 from parity.engine import Engine, EngineClient, open_engine
-from parity.errors import EngineError, EngineUnavailable, UsageError
+from parity.errors import EngineError, EngineUnavailable, ParityError, UsageError
 from parity.exchanges import Exchange
 from parity.experiment import ExperimentConfig, Pair, plan_pairs, weight_version
 from parity.faults import AfterScoring, planting
@@ -33,7 +33,7 @@ from parity.training.rollouts import RolloutResult, generate_rollout
 from parity.training.tasks import Task, get_task
 from parity.training.trainer import Trainer
 from parity.training.warm_start import warm_start
-from rollout_patch import Capabilities, Post, RequestFailed, group_metrics
+from rollout_patch import Capabilities, Post, RequestFailed, ResponseRefused, group_metrics
 
 REQUEST_RETRIES = 2
 """How often one request is sent again before its step is begun again."""
@@ -232,21 +232,35 @@ async def _run_pairs(
         for pair in pairs:
             runs = [_open_run(bench, pair, role, resume) for role in range(2)]
             done += sum(run.finished for run in runs)
-            for step in range(min(run.finished for run in runs), pair.steps):
-                # An order drawn for each step, the same after a resume, so that neither arm is always first.
-                order = random.Random(f"{pair.design}-{pair.seed}-{step}").sample(runs, 2)
-                for run in order:
-                    if run.finished > step:
-                        continue
-                    began = time.monotonic()
-                    metrics = await _finish_step(bench, run, step, watcher)
-                    run.finished += 1
-                    run.peak_memory = max(run.peak_memory, _memory())
-                    done, here, now = done + 1, here + 1, time.monotonic()
-                    rate = here / (now - start)
-                    watcher.step(StepReport(pair, run.store.name, step, metrics, done, total, now - began, rate))
-            for run in runs:
-                _close_run(run)
+            async for run, metrics, seconds in _run_pair(bench, pair, runs, watcher):
+                done, here = done + 1, here + 1
+                rate = here / (time.monotonic() - start)
+                step = run.finished - 1
+                watcher.step(StepReport(pair, run.store.name, step, metrics, done, total, seconds, rate))
+
+
+async def _run_pair(
+    bench: _Bench, pair: Pair, runs: Sequence[_Run], watcher: Watcher
+) -> AsyncIterator[tuple[_Run, dict[str, Any], float]]:
+    """Takes the steps of a pair in turns, yields each with its metrics and seconds, and writes how the runs ended."""
+    try:
+        for step in range(min(run.finished for run in runs), pair.steps):
+            # An order drawn for each step, the same after a resume, so that neither arm is always first.
+            order = random.Random(f"{pair.design}-{pair.seed}-{step}").sample(runs, 2)
+            for run in order:
+                if run.finished > step:
+                    continue
+                began = time.monotonic()
+                metrics = await _finish_step(bench, run, step, watcher)
+                run.finished += 1
+                run.peak_memory = max(run.peak_memory, _memory())
+                yield run, metrics, time.monotonic() - began
+    except ParityError as error:
+        for run in runs:
+            _end_run(run, "abort", "failed", message=str(error)[:500])
+        raise
+    for run in runs:
+        _end_run(run, "end", "completed")
 
 
 def _open_run(bench: _Bench, pair: Pair, role: int, resume: bool) -> _Run:
@@ -257,32 +271,35 @@ def _open_run(bench: _Bench, pair: Pair, role: int, resume: bool) -> _Run:
     finished = store.finished_steps()
     first = store.checkpoint_path(0)
     if finished == 0 and not first.exists():
-        shutil.copytree(bench.policy, first)
-    if resume and store.events():
-        store.append_event("resume", time.time(), step=finished)
-    else:
+        partial = first.with_name(f".{first.name}.partial")
+        shutil.copytree(bench.policy, partial)
+        partial.rename(first)
+    if not store.events():
         store.append_event("start", time.time(), step=0)
+    elif resume and finished < pair.steps:
+        store.append_event("resume", time.time(), step=finished)
     training = bench.config.training
     reference = bench.policy if training.kl_coefficient else None
     trainer = Trainer(store.checkpoint_path(finished), training, reference)
-    if not store.outcome():
+    if finished < pair.steps:
         store.write_outcome(_outcome(pair, pair.arms[role], "running"))
     after_scoring = planting(bench.config.plants) if role == 1 and bench.config.plants else None
     return _Run(store, pair, pair.arms[role], trainer, after_scoring, finished)
 
 
-def _close_run(run: _Run) -> None:
-    if run.store.outcome()["status"] == "completed":
+def _end_run(run: _Run, event: str, status: str, **details: Any) -> None:
+    """Writes how a run ended, with what it counted; a run that had ended before stays as it is."""
+    if run.store.outcome().get("status") == "completed":
         return
-    run.store.append_event("end", time.time(), step=run.finished)
+    run.store.append_event(event, time.time(), step=run.finished, **details)
     steps = range(run.finished)
     counts = {
         "samples": sum(len(run.store.rollout(step)) for step in steps),
         "groups": int(sum(row["rollout/groups"] for row in run.store.metrics())),
         "exchanges": sum(1 for step in steps for _ in run.store.exchanges(step)),
     }
-    details = {"peak_memory_bytes": run.peak_memory, "counts": counts}
-    run.store.write_outcome(_outcome(run.pair, run.arm, "completed", **details))
+    facts = {"peak_memory_bytes": run.peak_memory, "counts": counts, **details}
+    run.store.write_outcome(_outcome(run.pair, run.arm, status, **facts))
 
 
 def _memory() -> int:
@@ -311,6 +328,8 @@ async def _finish_step(bench: _Bench, run: _Run, step: int, watcher: Watcher) ->
     for attempt in range(1, STEP_ATTEMPTS + 1):
         try:
             return await _step(bench, run, step)
+        except ResponseRefused as error:
+            raise EngineError(f"{run.store.name} step {step}: an answer breaks the protocol: {error}") from error
         except (EngineUnavailable, RequestFailed) as error:
             run.store.append_event("retry", time.time(), step=step, attempt=attempt, message=str(error)[:500])
             watcher.note(f"{run.store.name} step {step}: {error}; attempt {attempt} of {STEP_ATTEMPTS}")
