@@ -5,17 +5,18 @@ Where SGLang is not installed, the few names that Miles imports from it are made
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
 import sys
 import types
 from argparse import Namespace
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
 import pytest
+from host_rollouts import PROMPTS, N, rows_without, settle
 
 from rollout_patch import UnsupportedHost
 from rollout_patch.hosts import calls
@@ -24,10 +25,8 @@ from rollout_patch.hosts.miles import GroupRolloutFn, generate_rollout
 pytestmark = [pytest.mark.hosts, pytest.mark.filterwarnings("ignore")]
 
 CHECKOUT = "MILES_CHECKOUT"
-PROMPTS = ["one and one is", "two", "three times three"]
-N = 4
-NOT_COMPARED = {"routing_key", "session_id"}
 SEEDED = {"sglang_enable_deterministic_inference": True}
+rows = partial(rows_without, {"routing_key", "session_id"})
 
 
 class MadeUp:
@@ -178,23 +177,6 @@ def rollout(miles: Any, server: Any, data_source: Any, path: str) -> Callable[..
         return output, list(server.requests)
 
     return go
-
-
-async def settle(client: Any) -> None:
-    """Ends what a failed rollout left running, and closes the client."""
-    left = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in left:
-        task.cancel()
-    await asyncio.gather(*left, return_exceptions=True)
-    await client.aclose()
-
-
-def rows(output: Any) -> list[dict[str, Any]]:
-    return [
-        {name: value for name, value in sample.to_dict().items() if name not in NOT_COMPARED}
-        for group in output.samples
-        for sample in group
-    ]
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from argparse import Namespace
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from host_rollouts import PROMPTS, N, rows_without, settle
 
 from rollout_patch import UnsupportedHost
 from rollout_patch.hosts import calls
@@ -18,9 +19,6 @@ from rollout_patch.hosts.slime import generate_rollout
 pytestmark = [pytest.mark.hosts, pytest.mark.filterwarnings("ignore")]
 
 CHECKOUT = "SLIME_CHECKOUT"
-PROMPTS = ["one and one is", "two", "three times three"]
-N = 4
-NOT_COMPARED = {"session_id", "trace"}
 
 
 @pytest.fixture
@@ -91,24 +89,8 @@ def rollout(slime: Any, server: Any, data_source: Any) -> Callable[..., Any]:
     return go
 
 
-async def settle(client: Any) -> None:
-    """Ends what a failed rollout left running, and closes the client."""
-    left = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in left:
-        task.cancel()
-    await asyncio.gather(*left, return_exceptions=True)
-    await client.aclose()
-
-
-def rows(output: Any) -> list[dict[str, Any]]:
-    return [
-        {name: value for name, value in sample.to_dict().items() if name not in NOT_COMPARED}
-        for group in output.samples
-        for sample in group
-    ]
-
-
 SEEDED = {"sglang_enable_deterministic_inference": True}
+rows = partial(rows_without, {"session_id", "trace"})
 
 
 @pytest.mark.parametrize(
