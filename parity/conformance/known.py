@@ -7,7 +7,8 @@ from parity.conformance.probe import About
 SGLANG = "SGLang 0.5.23"
 
 _SGLANG: dict[str, str] = {}
-_SGLANG_UNSEEDED: dict[str, str] = {}
+_IGNORED = "sampling_seed is ignored without --enable-deterministic-inference"
+_SGLANG_UNSEEDED = dict.fromkeys(("seed_repeats", "seed_slots", "seed_list", "seed_in_traffic"), _IGNORED)
 
 
 def known_deviations(about: About) -> dict[str, str]:
