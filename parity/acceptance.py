@@ -94,9 +94,9 @@ def _contract_findings(
     for finished in pairs:
         for store in finished.stores:
             rules = _rules(config, experiment["policy"], task, store, finished.pair.design)
-            found += [_in_run(finding, store.name) for finding in _run_findings(store, rules)]
+            found += [finding.in_run(store.name) for finding in _run_findings(store, rules)]
         baseline, changed = (_rollouts(store, finished.steps) for store in finished.stores)
-        found += [_in_run(finding, finished.stores[1].name) for finding in check_arms(baseline, changed)]
+        found += [finding.in_run(finished.stores[1].name) for finding in check_arms(baseline, changed)]
     return merge(found)
 
 
@@ -113,10 +113,6 @@ def _rollouts(store: RunStore, steps: int) -> Rollout:
 
 def _exchanges(store: RunStore, steps: int) -> Iterator[Exchange]:
     return (exchange for step in range(steps) for exchange in store.exchanges(step))
-
-
-def _in_run(finding: Finding, run: str) -> Finding:
-    return replace(finding, where=replace(finding.where, run=run))
 
 
 def merge(findings: Iterable[Finding]) -> list[Finding]:
@@ -162,7 +158,7 @@ def _replay_findings(pairs: Sequence[_FinishedPair]) -> list[Finding]:
             continue
         first, second = finished.stores
         found += [
-            _in_run(finding, second.name) if finding.status is Status.FAIL else finding
+            finding.in_run(second.name) if finding.status is Status.FAIL else finding
             for finding in compare_twins(
                 _rollouts(first, finished.steps),
                 _rollouts(second, finished.steps),

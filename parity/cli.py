@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from parity.errors import ParityError, UsageError
+from parity.experiment import DESIGNS, ExperimentConfig
 from parity.findings import Verdict
 from rollout_patch import ARMS
 
@@ -72,7 +73,7 @@ def cli() -> None:
 @click.option(
     "--design",
     "designs",
-    type=click.Choice(["twin", "replay", "paired"]),
+    type=click.Choice(DESIGNS),
     multiple=True,
     help="How pairs are made; may be given several times. Default: twin then paired where the engine can seed, else "
     "replay and paired.",
@@ -152,13 +153,12 @@ def check(sources: tuple[str, ...], as_json: bool, junit: Path | None, quiet: bo
     """
     from parity.checking import check_sources
     from parity.reports.checks import headline, print_checks
+    from parity.reports.junit import render_findings
 
     console = Console(stderr=as_json, highlight=False)
     with _counting(quiet) as watcher:
         result = check_sources(sources, watcher=watcher, **asked)
     if junit:
-        from parity.reports.junit import render_findings  # imports scipy, so only where it is asked for
-
         junit.write_bytes(render_findings(f"parity check: {result.verdict.value}", result.findings))
     if as_json:
         sys.stdout.buffer.write(orjson.dumps(result.to_json(), option=orjson.OPT_INDENT_2) + b"\n")
@@ -191,6 +191,22 @@ def serve(model_path: Path | None, task: str, host: str, port: int) -> None:
     os.execv(sys.executable, [sys.executable, "-m", "parity.engine.embedded", *arguments])
 
 
+@cli.command()
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on standard output.")
+def selftest(as_json: bool) -> None:
+    """Plants every fault and shows which check catches it, beside controls that must pass.
+
+    Exit code: 0 if each is caught by the check named for it and by no other, and nothing sound is; else 1.
+    """
+    from parity.selftest import run_selftest, table
+
+    console = Console(stderr=as_json, highlight=False)
+    with console.status("planting faults") as status:
+        result = run_selftest(lambda done, total: status.update(f"planting faults: {done} of {total}"))
+    click.echo(orjson.dumps(result.to_json(), option=orjson.OPT_INDENT_2).decode() if as_json else table(result))
+    sys.exit(0 if result.passed else 1)
+
+
 def cache_directory() -> Path:
     """Where warm-started policies are kept: ``$PARITY_CACHE``, else the user's cache directory."""
     if chosen := os.environ.get("PARITY_CACHE"):
@@ -198,9 +214,8 @@ def cache_directory() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rollout-parity"
 
 
-def _run_config(context: click.Context, asked: dict[str, Any], resumed: Path | None) -> Any:
+def _run_config(context: click.Context, asked: dict[str, Any], resumed: Path | None) -> ExperimentConfig:
     """The configuration asked for: the defaults, or those on disk when resuming, with the options given."""
-    from parity.experiment import ExperimentConfig
     from parity.store import read_experiment
 
     given: dict[str, Any] = {
