@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from parity.errors import UsageError
-from parity.faults import planting
 from parity.training.config import TrainingConfig
 from parity.training.tasks import get_task
 from rollout_patch import ARMS
@@ -84,7 +83,10 @@ class ExperimentConfig:
             raise UsageError(f"no engine {self.engine!r}: expected {', '.join(ENGINES)} or a URL")
         if "://" in self.engine and not self.control:
             raise UsageError(f"training pushes weights to {self.engine}: allow it with --control")
-        planting(self.plants)
+        if self.plants:
+            from parity.faults import planting  # imports the statistics, which most commands need not wait for
+
+            planting(self.plants)
         get_task(self.task)
 
     def to_json(self) -> dict[str, Any]:
