@@ -67,9 +67,10 @@ def _named(path: Path, group_size: int | None) -> Source:
 
 def omission(path: Path, error: InputError | UsageError) -> Omission:
     """A file as left out because of an error."""
-    return Omission(
-        path, str(error).removeprefix(f"{path}: "), damaged=not isinstance(error, (NotRecognised, UsageError))
-    )
+    reason = str(error).removeprefix(str(path)).removeprefix(": ")
+    if reason.startswith(":"):
+        reason = f"line {reason[1:]}"
+    return Omission(path, reason, damaged=not isinstance(error, (NotRecognised, UsageError)))
 
 
 def dataset_of(path: Path) -> Path:

@@ -40,8 +40,8 @@ def load_pickle(path: Path) -> Any:
         with torch.serialization.safe_globals(_allowed()), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of pickle protocols: what cannot be read is an error
             return torch.load(path, map_location="cpu", weights_only=True)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from error
     except Exception as error:  # a damaged or crafted pickle may fail in any way, and must end as bad input
         raise InputError(f"{path}: {_reason(error)}") from error
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
 from parity.findings import Finding, Level, Status
-from parity.reports.document import Report
+
+if TYPE_CHECKING:
+    from parity.reports.document import Report  # imports scipy, which takes seconds
 
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
