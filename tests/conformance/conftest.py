@@ -1,0 +1,124 @@
+"""One embedded engine for all of these tests, and a proxy before it that plants faults on the wire."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from parity.engine import EngineProcess
+from parity.training.policy import build_policy, policy_config, save_policy
+
+RUNNING = 12
+Answer = tuple[int, Any]
+
+
+class Fault:
+    """A proxy's behaviour: by itself it changes nothing."""
+
+    def request(self, path: str, body: Any) -> Any:
+        """The body to send on; an `Answer` is given back instead of sending anything."""
+        return body
+
+    def response(self, path: str, body: Any, status: int, answer: Any) -> Answer:
+        """What the client gets for what it sent as `body`."""
+        return status, answer
+
+
+@pytest.fixture(scope="session")
+def checked_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of an embedded engine that runs 12 sequences at once, context 1024."""
+    directory = tmp_path_factory.mktemp("engine")
+    config = policy_config(max_position_embeddings=1024)
+    checkpoint = save_policy(build_policy(1, config), directory / "policy")
+
+    def command(port: int) -> list[str]:
+        options = ["--model-path", str(checkpoint), "--port", str(port), "--threads", "1"]
+        return [sys.executable, "-m", "parity.engine.embedded", *options, "--max-running-requests", str(RUNNING)]
+
+    with EngineProcess("embedded-0", command, environment={}, log_dir=directory, start_timeout=250) as engine:
+        engine.start()
+        yield engine.url
+
+
+@pytest.fixture(scope="session")
+def through(checked_engine: str) -> Callable[[Fault], AbstractContextManager[tuple[str, list[str]]]]:
+    """`through(fault)`: a context of a proxy's URL, and the methods and paths that it was asked for."""
+    return lambda fault: _proxy(checked_engine, fault)
+
+
+@contextmanager
+def _proxy(url: str, fault: Fault) -> Iterator[tuple[str, list[str]]]:
+    started, asked = threading.Event(), list[str]()
+    box: dict[str, Any] = {}
+
+    async def serve() -> None:
+        stop = asyncio.Event()
+        async with aiohttp.ClientSession() as session:
+
+            async def handle(request: web.Request) -> web.StreamResponse:
+                asked.append(f"{request.method} {request.path}")
+                return await _forward(session, url, fault, request)
+
+            app = web.Application(client_max_size=1 << 26)
+            app.router.add_route("*", "/{path:.*}", handle)
+            runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+            await runner.setup()
+            await web.TCPSite(runner, "127.0.0.1", 0).start()
+            box.update(port=runner.addresses[0][1], loop=asyncio.get_running_loop(), stop=stop)
+            started.set()
+            await stop.wait()
+            await runner.cleanup()
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    assert started.wait(30)
+    try:
+        yield f"http://127.0.0.1:{box['port']}", asked
+    finally:
+        box["loop"].call_soon_threadsafe(box["stop"].set)
+        thread.join()
+
+
+async def _forward(session: aiohttp.ClientSession, url: str, fault: Fault, request: web.Request) -> web.StreamResponse:
+    body = None
+    if request.body_exists:
+        try:
+            body = await request.json()
+        except ValueError:
+            body = (await request.read()).decode()
+    sent = fault.request(request.path, body)
+    if isinstance(sent, tuple):
+        return _answer(*sent)
+    extra = {"data": sent.encode()} if isinstance(sent, str) else {"json": sent}
+    async with session.request(request.method, f"{url}{request.path_qs}", **extra) as response:
+        if response.content_type == "application/json":
+            return _answer(*fault.response(request.path, body, response.status, await response.json()))
+        return _answer(*fault.response(request.path, body, response.status, await response.text()))
+
+
+def _answer(status: int, answer: Any) -> web.Response:
+    return (
+        web.Response(text=answer, status=status)
+        if isinstance(answer, str)
+        else web.json_response(answer, status=status)
+    )
+
+
+@pytest.fixture(scope="session")
+def no_fault() -> Fault:
+    return Fault()
+
+
+@pytest.fixture
+def nowhere(tmp_path: Path) -> str:
+    """A URL at which nothing listens: port 1 of the loopback."""
+    return "http://127.0.0.1:1"
