@@ -69,7 +69,7 @@ async def _check(
     findings: list[Finding] = []
     timeout = aiohttp.ClientTimeout(total=CASE_SECONDS)
     async with client, aiohttp.ClientSession(timeout=timeout) as session:
-        engine = await about(client)
+        engine = await about(client, session)
         known, gone = known_deviations(engine), ""
         for number, case in enumerate(cases):
             if progress:

@@ -166,25 +166,31 @@ def _near(field: str, observed: list[float], expected: list[float], what: str) -
 
 async def logprobs_untruncated(probe: Probe) -> None:
     """Log-probs are those of the distribution before top_k and top_p."""
-    (greedy,) = await probe.ask(PROMPT, {**GREEDY, "max_new_tokens": 1}, top_logprobs_num=2)
-    (truncated,) = await probe.ask(PROMPT, {"top_k": 1, "max_new_tokens": 1}, top_logprobs_num=2)
-    first, second = (triples_of(output)[0] for output in (greedy, truncated))
-    expect("output_ids", second[1], first[1], "the id that top_k = 1 leaves")
-    _near("output_token_logprobs", [second[0]], [first[0]], "log-prob with top_k = 1 against that of greedy sampling")
+    (free,) = await probe.ask(PROMPT, {"max_new_tokens": 1}, top_logprobs_num=2)
+    (truncated,) = await probe.ask(PROMPT, {"top_k": 2, "max_new_tokens": 1})
+    whole = {token: value for value, token, *_ in _first_top_logprobs(free)}
+    ((value, token, *_),) = triples_of(truncated)
+    require("output_ids", token in whole, sorted(whole), token, "an id that top_k = 2 does not leave")
+    _near("output_token_logprobs", [value], [whole[token]], "log-prob with top_k = 2 against that without")
 
 
 async def logprobs_at_temperature(probe: Probe) -> None:
     """Log-probs are those of the temperature sampled at."""
     gaps = []
     for temperature in (1.0, 0.5):
-        (output,) = await probe.ask(
-            PROMPT, {"temperature": temperature, "top_k": 1, "max_new_tokens": 1}, top_logprobs_num=2
-        )
-        (best, second), *_ = output["meta_info"].get("output_top_logprobs") or [[[0.0], [0.0]]]
+        (output,) = await probe.ask(PROMPT, {"temperature": temperature, "max_new_tokens": 1}, top_logprobs_num=2)
+        best, second = _first_top_logprobs(output)
         gaps.append(best[0] - second[0])
-    expected = 2 * gaps[0]
     what = "gap of the two likeliest at temperature 0.5 against twice that at 1"
-    _near("output_top_logprobs", [gaps[1]], [expected], what)
+    _near("output_top_logprobs", [gaps[1]], [2 * gaps[0]], what)
+
+
+def _first_top_logprobs(output: Output) -> list[Any]:
+    """The two likeliest of the first token."""
+    rows = output["meta_info"].get("output_top_logprobs") or [[]]
+    expect("output_top_logprobs", len(rows[0]), 2, "top log-probs of the first token")
+    first: list[Any] = rows[0]
+    return first
 
 
 async def logprobs_recomputed(probe: Probe) -> None:

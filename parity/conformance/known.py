@@ -6,7 +6,12 @@ from parity.conformance.probe import About
 
 SGLANG = "SGLang 0.5.23"
 
-_SGLANG: dict[str, str] = {}
+_SGLANG = {
+    "n_null": "n as null ends in an internal error, status 500",
+    "params_too_few": "fewer sampling parameters than prompts end in an internal error, status 500",
+    "prompt_twice": "of text and input_ids in one request it takes the ids, without a word",
+    "prompt_empty_in_list": "an empty prompt inside a list is answered, as one without prompt tokens",
+}
 _IGNORED = "sampling_seed is ignored without --enable-deterministic-inference"
 _SGLANG_UNSEEDED = dict.fromkeys(("seed_repeats", "seed_slots", "seed_list", "seed_in_traffic"), _IGNORED)
 

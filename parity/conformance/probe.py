@@ -86,13 +86,34 @@ class About:
     prefix_cache: bool = True
 
 
-async def about(client: EngineClient) -> About:
+async def call(
+    session: aiohttp.ClientSession, method: str, url: str, body: Mapping[str, Any] | None = None
+) -> tuple[int, Any]:
+    """Calls an endpoint: status, and the answer, decoded where it is JSON.
+
+    Raises:
+        EngineError: There is no answer.
+    """
+    try:
+        async with session.request(method, url, json=body) as response:
+            status, content = response.status, await response.read()
+    except (aiohttp.ClientError, OSError) as error:
+        raise EngineError(f"{url}: {type(error).__name__}: {error}") from error
+    try:
+        return status, orjson.loads(content)
+    except orjson.JSONDecodeError:
+        return status, content.decode(errors="replace")
+
+
+async def about(client: EngineClient, session: aiohttp.ClientSession) -> About:
     """Reads what the engine says of itself.
 
     Raises:
         EngineError: It says nothing that could be read.
     """
     info, can = await client.server_info(), await client.capabilities()
+    _, models = await call(session, "GET", f"{client.url}/v1/models")
+    model = models["data"][0] if isinstance(models, dict) and models.get("data") else {}
     states = info.get("internal_states")
     state = states[0] if isinstance(states, list) and states and isinstance(states[0], dict) else {}
 
@@ -103,7 +124,8 @@ async def about(client: EngineClient) -> About:
     # the name of a setting that SGLang alone has
     real = "disable_radix_cache" in info and isinstance(info.get("version"), str)
     return About(
-        context_length=number("context_length"),
+        # SGLang's own setting is null where the checkpoint decides
+        context_length=number("context_length") or model.get("max_model_len"),
         vocab_size=number("vocab_size"),
         max_running=number("effective_max_running_requests_per_dp", "max_running_requests"),
         deterministic=can.seeded,
@@ -170,23 +192,11 @@ class Probe:
 
     async def control(self, path: str, body: Mapping[str, Any] | None = None) -> tuple[int, Any]:
         """Posts to an endpoint: status, and the answer, decoded where it is JSON."""
-        return await self._call("POST", path, body or {})
+        return await call(self.session, "POST", self.client.url + path, body or {})
 
     async def look(self, path: str) -> tuple[int, Any]:
         """Gets an endpoint: status, and the answer, decoded where it is JSON."""
-        return await self._call("GET", path, None)
-
-    async def _call(self, method: str, path: str, body: Mapping[str, Any] | None) -> tuple[int, Any]:
-        try:
-            async with self.session.request(method, self.client.url + path, json=body) as response:
-                content = await response.read()
-                status = response.status
-        except (aiohttp.ClientError, OSError) as error:
-            raise EngineError(f"{self.client.url}{path}: {type(error).__name__}: {error}") from error
-        try:
-            return status, orjson.loads(content)
-        except orjson.JSONDecodeError:
-            return status, content.decode(errors="replace")
+        return await call(self.session, "GET", self.client.url + path)
 
     async def alive(self) -> None:
         """Expects that the engine still answers."""

@@ -124,7 +124,7 @@ def unscaled(body, slot, item):
 
 
 def truncated(body, slot, item):
-    if body["sampling_params"].get("top_k") == 1:
+    if body["sampling_params"].get("top_k") == 2:
         item["meta_info"]["output_token_logprobs"][0][0] = 0.0
 
 
