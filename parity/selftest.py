@@ -119,12 +119,11 @@ class SelfTest:
         }
 
 
-def run_selftest(progress: Callable[[int, int], None], clean_runs: int = CLEAN_RUNS) -> SelfTest:
+def run_selftest(progress: Callable[[int, int], None]) -> SelfTest:
     """Plants every fault, shows every control, and looks for false alarms in clean runs.
 
     Args:
         progress: Called with the number of trials done and of all.
-        clean_runs: Runs of 4 steps of 16 groups of 8 that have no fault.
     """
     total = len(FAULTS) + len(CONTROLS) + 1
     done = iter(range(1, total + 1))
@@ -136,7 +135,7 @@ def run_selftest(progress: Callable[[int, int], None], clean_runs: int = CLEAN_R
 
     faults = tuple(counted(try_fault(fault) for fault in FAULTS.values()))
     controls = tuple(counted(try_control(control) for control in CONTROLS))
-    (clean,) = counted([try_clean(clean_runs)])
+    (clean,) = counted([try_clean(CLEAN_RUNS)])
     return SelfTest(faults, controls, clean)
 
 
@@ -216,7 +215,7 @@ def try_control(control: Control) -> ControlTrial:
 
 
 def try_clean(runs: int) -> CleanTrial:
-    """Counts false alarms of the rules over samples in runs without a fault."""
+    """Counts false alarms of the rules over samples in runs without a fault, each 4 steps of 16 groups of 8."""
     started = time.perf_counter()
     alarms: dict[str, int] = {}
     samples = 0

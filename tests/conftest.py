@@ -1,4 +1,4 @@
-"""Valid rollouts and the exchanges that they could have come from, built without any of the code under test."""
+"""Valid rollouts, built without any of the code under test, and the exchanges that they could have come from."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 import pytest
 from small_experiment import Parity
 
 from parity.exchanges import Exchange
+from parity.faults.clean import clean_exchanges
 from parity.samples import Sample
 
 STOP = 2
@@ -85,48 +84,6 @@ def _build_sample(
     )
 
 
-def build_output(sample: Sample) -> dict[str, Any]:
-    """What the engine answered for one sample."""
-    output, logprobs, prompt = sample.output_ids or [], sample.logprobs or [], sample.prompt_ids or []
-    length = len(output)
-    finish = {"stop": {"type": "stop", "matched": STOP}, "length": {"type": "length", "length": length}}
-    version = (sample.weight_versions or [""])[0]
-    return {
-        "text": sample.text,
-        "output_ids": list(output),
-        "meta_info": {
-            "id": f"{sample.rollout_id}-{sample.group_index}-{sample.index}",
-            "finish_reason": finish[sample.finish_reason or "stop"],
-            "prompt_tokens": len(prompt),
-            "cached_tokens": len(prompt) - 1,
-            "completion_tokens": length,
-            "weight_version": version,
-            "weight_versions": [{"version": version, "start": 0, "end": length}],
-            "output_token_logprobs": [[p, token, None] for p, token in zip(logprobs, output, strict=True)],
-        },
-    }
-
-
-def build_exchanges(samples: Sequence[Sample]) -> list[Exchange]:
-    """The exchanges that the samples came from, by the arm that they name."""
-    exchanges = []
-    for (step, group), rows in groupby(samples, lambda sample: (sample.rollout_id, sample.group_index)):
-        of_group = list(rows)
-        arm, prompt = of_group[0].arm, of_group[0].prompt_ids
-        outputs = [build_output(sample) for sample in of_group]
-        params: dict[str, Any] = {"max_new_tokens": of_group[0].max_new_tokens, "temperature": 1.0}
-        asked: list[tuple[Any, dict[str, Any], Any]] = {
-            "native": [(prompt, {**params, "n": len(outputs)}, outputs if len(outputs) > 1 else outputs[0])],
-            "batched": [([prompt] * len(outputs), params, outputs)],
-            "per-sample": [(prompt, params, output) for output in outputs],
-        }[arm or ""]
-        for ids, sampling, response in asked:
-            request = {"input_ids": ids, "sampling_params": sampling, "return_logprob": True}
-            place = {"rollout_id": step, "group_index": group, "arm": arm, "sent_at": float(len(exchanges))}
-            exchanges.append(Exchange(request, 200, response, **place))
-    return exchanges
-
-
 @pytest.fixture
 def valid_samples() -> Callable[..., list[Sample]]:
     return build_samples
@@ -134,7 +91,7 @@ def valid_samples() -> Callable[..., list[Sample]]:
 
 @pytest.fixture
 def valid_exchanges() -> Callable[[Sequence[Sample]], list[Exchange]]:
-    return build_exchanges
+    return clean_exchanges
 
 
 @pytest.fixture

@@ -177,35 +177,40 @@ _COUNTS = ("arms_output_count", "samples_received")
 _ABORTED = ("samples_received", "arms_finish_reasons")
 _MEDIA = "data:image/png;base64,iVBORw0KGgo="
 
+IN_RUN = frozenset(
+    {"exchanged-outputs", "exchanged-rewards", "truncated-zeroes-all", "shifted-logprobs", "copied-siblings"}
+)
+"""Faults of scored samples that leave them fit to train on."""
+
 FAULTS = tuple(
     Fault(
         name, origin, place, description, ROLLOUT, plant, check, units=units, companions=companions,
-        in_run=place == "host after scoring",
+        in_run=name in IN_RUN,
     )
     for name, origin, place, description, plant, check, units, companions in (
         (
-            "exchanged-outputs", "statistics 7", "host after scoring",
+            "exchanged-outputs", "statistics 7", "host",
             "two outputs of a group are exchanged after scoring, so that each is trained on the other's reward",
             lambda scene: exchange_fields(scene.samples, OUTPUT_FIELDS), "reward_recomputed", 1, _RECEIVED,
         ),
         (
-            "exchanged-rewards", "statistics 7", "host after scoring", "two rewards of a group are exchanged",
+            "exchanged-rewards", "statistics 7", "host", "two rewards of a group are exchanged",
             rewarded(lambda scene: exchange_fields(scene.samples, ("reward",))),
             "reward_recomputed", 1, (),
         ),
         (
-            "truncated-zeroes-all", "PrimeIntellect-ai/verifiers#186", "host after scoring",
+            "truncated-zeroes-all", "PrimeIntellect-ai/verifiers#186", "host",
             "to give truncated responses no reward, all rewards are set to 0",
             rewarded(lambda scene: assign(scene.samples, reward=0.0)),
             "reward_recomputed", 1, (),
         ),
         (
-            "shifted-logprobs", "statistics 7", "host after scoring", "log-probs of a rollout stand one token early",
+            "shifted-logprobs", "statistics 7", "host", "log-probs of a rollout stand one token early",
             _shift_logprobs,
             "samples_received", 1, (),
         ),
         (
-            "copied-siblings", "sgl-project/sglang#28805", "host after scoring",
+            "copied-siblings", "sgl-project/sglang#28805", "host",
             "a group holds its longest output only",
             rewarded(_copy_longest),
             "clones", 1, ("samples_received", "clone_prefixes"),

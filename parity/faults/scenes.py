@@ -40,7 +40,6 @@ from parity.findings import Finding, Level
 from parity.metrics import curves_of_run
 from parity.replay import compare_twins
 from parity.samples import Rollout, Sample
-from parity.stats import SAMPLING_MARGINS, collapse_finding, cost_findings, sampling_findings, training_findings
 
 Plant = Callable[[Any], object]
 """Changes a scene in place; what it returns is not looked at."""
@@ -156,6 +155,8 @@ def build_draws(rng: np.random.Generator, groups: int) -> Draws:
 
 def judge_draws(draws: Draws) -> list[Finding]:
     """The tests of sampling at fixed weights."""
+    from parity.stats import SAMPLING_MARGINS, sampling_findings  # slow to import, and a run needs no such test
+
     return sampling_findings(draws.baseline, draws.experiment, SAMPLING_MARGINS, draws.rng)
 
 
@@ -170,11 +171,13 @@ def build_runs(rng: np.random.Generator, runs: int) -> Runs:
 
 def judge_runs(runs: Runs) -> list[Finding]:
     """Curves by themselves, and those of both arms against each other."""
+    from parity.stats import collapse_finding, cost_findings, training_findings  # as above
+
     baseline, experiment = (
         [curves_of_run(f"{arm}-seed{seed}", records) for seed, records in enumerate(of_arm)]
         for arm, of_arm in (("per-sample", runs.baseline), ("native", runs.experiment))
     )
-    costs = [finding for finding in cost_findings(list(zip(baseline, experiment, strict=True)))]
+    costs = cost_findings(list(zip(baseline, experiment, strict=True)))
     return [
         *check_curves(baseline, experiment),
         *training_findings(baseline, experiment, MARGINS),

@@ -15,6 +15,9 @@ from parity.exchanges import Exchange, read_exchanges
 from parity.findings import Finding, Status
 from parity.samples import Sample
 
+Build = Callable[..., list[Sample]]
+Record = Callable[[Sequence[Sample]], list[Exchange]]
+
 DATA = Path(__file__).parents[1] / "data"
 TEXT = DATA / "sglang-0.5.23-cpu.exchanges.jsonl"
 IMAGES = DATA / "sglang-0.5.23-cpu-qwen2.5-vl.exchanges.jsonl"
@@ -208,3 +211,64 @@ def test_answers_of_every_arm_keep_the_rules(
 
 def test_without_exchanges_nothing_passes() -> None:
     assert {finding.status for finding in check_exchanges([], Rules())} == {Status.NOT_COMPARED}
+
+
+def test_alternatives_that_were_asked_for_are_there_token_by_token() -> None:
+    exchange = recorded("native-top-logprobs")
+    wanted = exchange.request["top_logprobs_num"]
+    assert failed_checks([exchange], Rules()) == {}
+    top = meta(exchange)["output_top_logprobs"]
+    for broken in (None, top[:-1], [*top[:-1], top[-1][: wanted - 1]]):
+        meta(exchange)["output_top_logprobs"] = broken
+        assert set(failed_checks([exchange], Rules())) == {"exchange_top_logprobs"}
+
+
+def test_alternatives_of_the_prompt_are_there_from_where_they_were_asked() -> None:
+    prompt, pair = [5, 6, 7], [[-1.0, 5, None], [-2.0, 6, None]]
+    request = {
+        "input_ids": prompt,
+        "sampling_params": {"max_new_tokens": 1},
+        "return_logprob": True,
+        "top_logprobs_num": 2,
+        "logprob_start_len": 1,
+    }
+    meta_info: dict[str, Any] = {
+        "id": "a",
+        "finish_reason": {"type": "length", "length": 1},
+        "prompt_tokens": 3,
+        "completion_tokens": 1,
+        "output_token_logprobs": [[-1.0, 5, None]],
+        "output_top_logprobs": [pair],
+        "input_top_logprobs": [None, pair],
+    }
+    response = {"text": "x", "output_ids": [5], "meta_info": meta_info}
+    assert failed_checks([Exchange(request, 200, response)], Rules()) == {}
+    meta_info["input_top_logprobs"] = [pair]
+    finding = failed_checks([Exchange(request, 200, response)], Rules())["exchange_top_logprobs"]
+    assert (finding.where.field, finding.expected, finding.observed) == ("input_top_logprobs", [2, 2], [1, 0])
+
+
+def test_the_third_of_a_triple_is_a_text_or_null(valid_samples: Build, valid_exchanges: Record) -> None:
+    for third, wanted in ((None, set()), ("x", set()), ([[-1.0, 5]], {"exchange_logprobs_returned"}), (7, None)):
+        exchanges = valid_exchanges(valid_samples(groups=1))
+        exchanges[0].response[1]["meta_info"]["output_token_logprobs"][0][2] = third
+        assert set(failed_checks(exchanges, Rules())) == ({"exchange_logprobs_returned"} if wanted is None else wanted)
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"sampling_params": [{"max_new_tokens": 40}]}, "sampling_params"),
+        ({"rid": ["a", "b"]}, "rid"),
+        ({"return_logprob": [True]}, "return_logprob"),
+        ({"image_data": ["a"]}, "image_data"),
+    ],
+)
+def test_lists_of_a_batch_have_one_entry_a_prompt(changes: dict[str, Any], field: str) -> None:
+    exchange = recorded("batched-distinct-3")
+    assert failed_checks([exchange], Rules()) == {}
+    prompts = len(exchange.request["input_ids"] if "input_ids" in exchange.request else exchange.request["text"])
+    finding = failed_checks([replace(exchange, request={**exchange.request, **changes})], Rules())[
+        "exchange_request_lists"
+    ]
+    assert (finding.where.field, finding.expected, finding.observed) == (field, prompts, len(changes[field]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 
@@ -37,6 +38,31 @@ def test_eight_copies_are_clones_in_one_group(valid_samples: Build) -> None:
     for sample in samples:
         copy_output(longest, sample)
     assert "clones" in clones(samples, Rules())
+
+
+def test_one_copied_pair_is_found_in_its_group_though_a_sibling_is_likely_to_be_repeated() -> None:
+    """What counts is how likely the sibling that was repeated is, not how likely any is."""
+
+    def group(*outputs: list[int]) -> list[Sample]:
+        likely = {(5,): -0.4}
+        return [
+            Sample(0, slot, output_ids=ids, logprobs=[likely.get(tuple(ids), -4.0)] * len(ids), temperature=1.0)
+            for slot, ids in enumerate(outputs)
+        ]
+
+    long, other = list(range(3, 23)), list(range(4, 24))
+    assert clones(group([5], long, other, long), Rules()) == {"clones"}
+    assert clones(group([5], long, other, [5]), Rules()) == set()
+
+
+def test_the_evidence_of_one_repeat_is_the_likelihood_ratio() -> None:
+    """Of two samples, the second copies the first with probability q: the ratio is q / P + 1 - q, averaged over q."""
+    samples = [Sample(0, slot, output_ids=[5, 6], logprobs=[-3.0, -4.0], temperature=1.0) for slot in range(2)]
+    found = [f for f in check_samples(Rollout.from_samples(samples), Rules()) if f.check == "clones"]
+    rates = (0.00001, 0.001, 0.01, 0.1, 0.5, 0.99)
+    mean = sum(q * math.exp(7.0) + 1 - q for q in rates) / len(rates)
+    assert found[0].evidence["log_evidence"] == pytest.approx(math.log(mean))
+    assert found[0].evidence["repeats"] == 1
 
 
 def test_one_copied_pair_in_a_hundred_groups_is_found(valid_samples: Build) -> None:
