@@ -20,10 +20,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from parity.errors import ParityError, UsageError
 from parity.experiment import DESIGNS, ExperimentConfig
 from parity.findings import Verdict
+from parity.training.config import TrainingConfig
 from rollout_patch import ARMS
 
 EXIT_CODES = {Verdict.PARITY: 0, Verdict.DIFFERENT: 1, Verdict.INCONCLUSIVE: 3}
 EXIT_ERROR = 2
+TRAINING = TrainingConfig()
 EXIT_INTERRUPTED = 130
 
 RUN_EXAMPLES = """\b
@@ -81,10 +83,16 @@ def cli() -> None:
 @click.option("--seeds", type=int, default=3, show_default=True, help="Paired seeds, each one run an arm.")
 @click.option("--steps", type=int, default=40, show_default=True, help="Training steps of each paired run.")
 @click.option("--twin-steps", type=int, default=20, show_default=True, help="Training steps of each twin run.")
-@click.option("--lr", type=float, help="Learning rate; the default is the one that the task is tuned for.")
-@click.option("--groups", type=int, help="Prompt groups a step.")
-@click.option("--group-size", type=int, help="Samples a group.")
-@click.option("--plant", "plants", multiple=True, metavar="NAME@STEP", help="Plant a fault in the experiment's arm.")
+@click.option("--lr", type=float, default=TRAINING.learning_rate, show_default=True, help="Learning rate.")
+@click.option("--groups", type=int, default=TRAINING.groups_per_step, show_default=True, help="Prompt groups a step.")
+@click.option("--group-size", type=int, default=TRAINING.group_size, show_default=True, help="Samples a group.")
+@click.option(
+    "--plant",
+    "plants",
+    multiple=True,
+    metavar="NAME@STEP",
+    help="Plant a fault, such as exchanged-outputs, in the experiment's arm at a step, counted from 0.",
+)
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Default: parity-out/<time>.")
 @click.option("--resume", is_flag=True, help="Go on with the experiment in --out.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on standard output.")
@@ -93,8 +101,12 @@ def cli() -> None:
 def run(context: click.Context, /, out: Path | None, resume: bool, as_json: bool, quiet: bool, **asked: Any) -> None:
     """Trains both arms for real, in pairs, and gives the verdict with its report.
 
-    One twin pair samples with seeds, so that both arms must be equal bit for bit; free pairs then show whether the
-    curves contradict it. Killed at any point, it goes on with --resume.
+    The arms: per-sample sends one request a sample, batched one request with a list of n copies of the prompt, native
+    one request with sampling_params.n.
+
+    A twin pair samples with the same seeds in both arms, so that they must be equal bit for bit; a replay serves one
+    recording to both, on engines that cannot do that; free pairs then show whether the curves contradict it. Killed
+    at any point, it goes on with --resume.
     """
     if resume and out is None:
         raise UsageError("--resume needs --out: the directory of the experiment to go on with")
@@ -159,7 +171,7 @@ def check(sources: tuple[str, ...], as_json: bool, junit: Path | None, quiet: bo
     with _counting(quiet) as watcher:
         result = check_sources(sources, watcher=watcher, **asked)
     if junit:
-        junit.write_bytes(render_findings(f"parity check: {result.verdict.value}", result.findings))
+        _write(junit, render_findings(f"parity check: {result.verdict.value}", result.findings))
     if as_json:
         sys.stdout.buffer.write(orjson.dumps(result.to_json(), option=orjson.OPT_INDENT_2) + b"\n")
     elif quiet:
@@ -249,11 +261,13 @@ def _watching(console: Console, quiet: bool) -> Iterator[tuple[Callable[[Any], N
         yield lambda _: None, lambda _: None
     elif console.is_terminal:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-        times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+        times = (TimeElapsedColumn(), TextColumn("elapsed,"), TimeRemainingColumn(), TextColumn("left"))
         with Progress(*columns, *times, console=console) as progress:
             task = progress.add_task("starting", total=None)
             yield (
-                lambda step: progress.update(task, completed=step.done, total=step.total, description=_step_line(step)),
+                lambda step: progress.update(
+                    task, completed=step.done, total=step.total, description=_short_line(step)
+                ),
                 lambda text: progress.console.print(text, style="dim", markup=False),
             )
     else:
@@ -268,6 +282,18 @@ def _counting(quiet: bool) -> Iterator[Callable[[int, int, str], None]]:
     with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as progress:
         task = progress.add_task("reading", total=None)
         yield lambda done, total, text: progress.update(task, completed=done, total=total, description=text)
+
+
+def _short_line(step: Any) -> str:
+    return f"{step.run} step {step.step} reward {step.metrics['rollout/raw_reward']:.2f}"
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Writes a file that was asked for."""
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
 def _step_line(step: Any) -> str:

@@ -84,9 +84,12 @@ class ExperimentConfig:
         if "://" in self.engine and not self.control:
             raise UsageError(f"training pushes weights to {self.engine}: allow it with --control")
         if self.plants:
-            from parity.faults import planting  # imports the statistics, which most commands need not wait for
+            from parity.faults import parse_plant  # imports the statistics, which most commands need not wait for
 
-            planting(self.plants)
+            last = max(self.steps, self.twin_steps) - 1
+            for text in self.plants:
+                if parse_plant(text)[1] > last:
+                    raise UsageError(f"--plant {text}: steps count from 0, and the last one is {last}")
         get_task(self.task)
 
     def to_json(self) -> dict[str, Any]:

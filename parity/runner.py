@@ -118,14 +118,12 @@ def run_experiment(
         else:
             create_experiment(out, _describe(config, command))
         task = get_task(config.task)
-        policy = warm_start(task, cache, progress=_warm_start_progress(task.name, watcher))
-        engine = open_engine(
-            config.engine,
-            policy,
-            out / "logs",
-            control=config.control,
-            progress=_start_progress(config.engine, watcher),
-        )
+        watcher.note(f"experiment: {out}")
+        watcher.note(f"policy: warm start on {task.name}, trained once and kept in {cache}")
+        policy = warm_start(task, cache, progress=_warm_start_progress(watcher))
+        watcher.note(f"engine {config.engine}: starting, log in {out / 'logs'}")
+        progress = _start_progress(config.engine, watcher)
+        engine = open_engine(config.engine, policy, out / "logs", control=config.control, progress=progress)
         try:
             asyncio.run(_run_pairs(config, out, task, policy, engine, watcher, resume))
         finally:
@@ -172,18 +170,18 @@ def _check_resumed(config: ExperimentConfig, experiment: Mapping[str, Any]) -> N
         raise UsageError("--resume goes on with what was asked; these differ: " + "; ".join(differ))
 
 
-def _warm_start_progress(task: str, watcher: Watcher) -> Callable[[int, int], None]:
+def _warm_start_progress(watcher: Watcher) -> Callable[[int, int], None]:
     def progress(done: int, total: int) -> None:
         if done * 10 // total > (done - 1) * 10 // total:
-            watcher.note(f"policy: warm start on {task}, step {done} of {total}")
+            watcher.note(f"policy: step {done} of {total}")
 
     return progress
 
 
 def _start_progress(engine: str, watcher: Watcher) -> Callable[[float, str], None]:
-    def progress(seconds: float, line: str) -> None:
+    def progress(seconds: float, _: str) -> None:
         if int(seconds) % 10 == 0:
-            watcher.note(f"engine {engine}: starting, {seconds:.0f} s: {line[:100]}")
+            watcher.note(f"engine {engine}: starting, {seconds:.0f} s")
 
     return progress
 

@@ -230,6 +230,10 @@ def read_experiment(path: Path) -> dict[str, Any]:
     Raises:
         InputError: There is none, or it cannot be read.
     """
+    if not (path / EXPERIMENT_FILE).exists():
+        raise InputError(
+            f"{path} is no experiment: it has no {EXPERIMENT_FILE}; give a directory that `parity run` wrote"
+        )
     return read_json(path / EXPERIMENT_FILE)
 
 

@@ -123,6 +123,7 @@ def test_free_pairs_and_a_replay_of_them(parity: Parity, tmp_path: Path) -> None
         (("--task", "chess"), "no task 'chess'"),
         (("--steps", "0"), "--steps must be at least 1"),
         (("--plant", "gremlins@1"), "--plant takes NAME@STEP"),
+        (("--plant", "exchanged-outputs@40"), "steps count from 0, and the last one is 39"),
         (("--resume",), "--resume needs --out"),
         (("--design", "replay"), "add --design paired"),
         (("--experiment", "streamed"), "'streamed' is not one of"),
