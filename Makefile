@@ -25,6 +25,7 @@ check: $(INSTALLED)
 sglang: $(SGLANG_INSTALLED)
 
 $(INSTALLED): pyproject.toml constraints.txt
+	@echo "installing into $(VENV), some minutes and about 2 GB"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
