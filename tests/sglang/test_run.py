@@ -8,27 +8,12 @@ from contextlib import suppress
 from pathlib import Path
 
 import psutil
-import pytest
+from real_engine import needs_sglang
 from small_experiment import SMALL, Parity
 
-from parity.engine import sglang
-from parity.errors import EngineError
 from parity.store import run_store
 
-
-def reason_to_skip() -> str:
-    try:
-        sglang.find_python()
-    except EngineError as error:
-        return str(error)
-    return ""
-
-
-pytestmark = [
-    pytest.mark.sglang,
-    pytest.mark.skipif(bool(reason_to_skip()), reason=reason_to_skip()),
-    pytest.mark.timeout(900),
-]
+pytestmark = needs_sglang
 
 
 def test_paired_training_on_the_real_engine(parity: Parity, tmp_path: Path) -> None:

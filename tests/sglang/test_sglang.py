@@ -9,8 +9,9 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from real_engine import needs_sglang
 
-from parity.engine import open_engine, sglang
+from parity.engine import open_engine
 from parity.errors import EngineError
 from parity.exchanges import read_exchanges
 from parity.training.policy import build_policy, load_policy, policy_config, save_policy
@@ -20,19 +21,7 @@ RECORDED = Path(__file__).parents[1] / "data" / "sglang-0.5.23-cpu.exchanges.jso
 PROMPT = [72, 101, 108, 108, 111, 32, 119, 111, 114, 108, 100]
 
 
-def reason_to_skip():
-    try:
-        sglang.find_python()
-    except EngineError as error:
-        return str(error)
-    return ""
-
-
-pytestmark = [
-    pytest.mark.sglang,
-    pytest.mark.skipif(bool(reason_to_skip()), reason=reason_to_skip()),
-    pytest.mark.timeout(900),  # the start alone takes minutes on a machine that is busy
-]
+pytestmark = needs_sglang
 
 
 @pytest.fixture(scope="module")
