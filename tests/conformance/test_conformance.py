@@ -215,6 +215,13 @@ FAULTS = {
 }
 
 
+@pytest.fixture
+def brief(monkeypatch):
+    """Requests that are to be interrupted are shorter, since a fault has each moment tried in vain."""
+    monkeypatch.setattr("parity.conformance.phases.LONG", 96)
+
+
+@pytest.mark.usefixtures("brief")
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_on_the_wire_fails_the_cases_that_are_about_it(through, name):
     fault, names = FAULTS[name]
@@ -224,6 +231,7 @@ def test_a_fault_on_the_wire_fails_the_cases_that_are_about_it(through, name):
     assert failing == set(names)
 
 
+@pytest.mark.usefixtures("brief")
 def test_the_same_cases_pass_where_the_proxy_changes_nothing(through, no_fault):
     names = sorted({name for _, names in FAULTS.values() for name in names})
     with through(no_fault) as (url, _):

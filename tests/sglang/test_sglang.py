@@ -11,9 +11,13 @@ import pytest
 import torch
 from real_engine import needs_sglang
 
+from parity.conformance import CASES, check_engine
+from parity.conformance.known import known_deviations
+from parity.conformance.probe import About
 from parity.engine import open_engine
 from parity.errors import EngineError
 from parity.exchanges import read_exchanges
+from parity.findings import Status
 from parity.training.policy import build_policy, load_policy, policy_config, save_policy
 from rollout_patch import ARMS, Capabilities, RequestFailed, SampleRequest, generate_group
 
@@ -194,6 +198,14 @@ async def test_a_group_comes_by_each_arm(engine, arm, requests):
     assert (report.arm_used, report.reasons, report.requests) == (arm, (), requests)
     assert all(len(sample.output.logprobs) == len(sample.output.output_ids) > 0 for sample in samples)
     assert len({tuple(sample.output.output_ids) for sample in samples}) > 1, "eight free samples are not one"
+
+
+def test_it_deviates_from_the_protocol_where_that_is_known_and_nowhere_else(engine):
+    findings = check_engine(engine.url, control=True)
+    assert [finding.message for finding in findings if finding.fails] == []
+    deviating = {finding.check.removeprefix("engine_") for finding in findings if finding.status is Status.FAIL}
+    sent = {case.name for case in CASES if not case.destructive}
+    assert deviating == known_deviations(About(sglang="0.5.23")).keys() & sent
 
 
 def test_a_stopped_server_leaves_no_process_and_no_listener(engine):
