@@ -13,7 +13,7 @@ from parity.exchanges import Exchange
 from parity.experiment import ExperimentConfig, Pair, plan_pairs, weight_version
 from parity.findings import Finding, Level, Severity, Status, Where
 from parity.metrics import RunCurves, curves_of_run
-from parity.replay import compare_twins
+from parity.replay import compare_requests, compare_twins
 from parity.reports.document import Report, RunRecord, build_report
 from parity.samples import Rollout, Sample
 from parity.stats import collapse_finding, cost_findings, training_findings
@@ -38,11 +38,13 @@ def assess(directory: Path) -> Report:
     """
     experiment = read_experiment(directory)
     config = ExperimentConfig.from_json(experiment["config"])
-    pairs = list(_finished_pairs(directory, plan_pairs(config, experiment["designs"])))
+    planned = plan_pairs(config, experiment.get("designs", ()))
+    pairs = list(_finished_pairs(directory, planned))
     if not pairs:
         raise InputError(f"{directory}: no pair of runs has a finished step to compare")
     findings = [
         *_contract_findings(pairs, config, experiment),
+        *_unfinished(directory, planned),
         *_replay_findings(pairs),
         *_training_findings(pairs, config),
         *_cost_findings(pairs),
@@ -56,6 +58,18 @@ def _finished_pairs(directory: Path, pairs: Sequence[Pair]) -> Iterator[_Finishe
         steps = min(first.finished_steps(), second.finished_steps())
         if steps:
             yield _FinishedPair(pair, (first, second), steps)
+
+
+def _unfinished(directory: Path, planned: Sequence[Pair]) -> Iterator[Finding]:
+    """Pairs that have not gone as far as was asked: what they would have shown is open."""
+    for pair in planned:
+        steps = min(run_store(directory, name).finished_steps() for name in pair.names)
+        if steps < pair.steps:
+            level = Level.TRAINING if pair.design == "paired" else Level.REPLAY
+            message = f"{steps} of {pair.steps} steps of {' and '.join(pair.names)} are finished; go on with --resume"
+            yield Finding(
+                "steps_finished", level, Status.INCONCLUSIVE, message, Where(pair.names[1]), pair.steps, steps
+            )
 
 
 def _records(finished: _FinishedPair) -> Iterator[RunRecord]:
@@ -152,11 +166,13 @@ def _sum(check: str, alike: Sequence[Finding]) -> list[Finding]:
 
 def _replay_findings(pairs: Sequence[_FinishedPair]) -> list[Finding]:
     """L2 of each twin and replay pair, or that there is none."""
-    found = []
+    found: list[Finding] = []
     for finished in pairs:
         if finished.pair.design == "paired":
             continue
         first, second = finished.stores
+        # A recording answers whatever is asked, so what was asked is compared by itself.
+        requests = compare_requests(_exchanges(first, finished.steps), _exchanges(second, finished.steps))
         found += [
             finding.in_run(second.name) if finding.status is Status.FAIL else finding
             for finding in compare_twins(
@@ -165,6 +181,7 @@ def _replay_findings(pairs: Sequence[_FinishedPair]) -> list[Finding]:
                 first.metrics()[: finished.steps],
                 second.metrics()[: finished.steps],
             )
+            + requests
         ]
     if not found:
         message = "no twin and no replay was run, so no two runs have the same responses to compare"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -335,6 +336,9 @@ def main() -> None:
         sys.exit(EXIT_ERROR)
     except click.Abort:
         sys.exit(EXIT_INTERRUPTED)
-    except ParityError as error:
+    except (ParityError, OSError) as error:
         click.echo(f"parity: {error}", err=True)
+        sys.exit(EXIT_ERROR)
+    except Exception:  # Python would exit with 1, which means different here
+        traceback.print_exc()
         sys.exit(EXIT_ERROR)

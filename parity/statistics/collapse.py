@@ -13,7 +13,6 @@ from parity.metrics import Curve
 from parity.statistics.values import ALPHA, Interval
 
 WINDOW = 5
-WARM_UP = 10
 PERSISTENCE = 8
 
 
@@ -35,22 +34,22 @@ class Collapse:
 def detect_collapse(reward: Curve, fraction: float = 0.5) -> Collapse:
     """The first of eight consecutive steps whose running median of five lies below `fraction` of its peak so far.
 
-    The peak counts from the tenth step on and only if positive. Causal: a step is judged by itself and earlier ones. A
-    partial slump is no collapse; it belongs to the comparison of means.
+    The peak starts at the reward of the first step, so that a run that falls before the first median is full is seen
+    too; it counts only if positive. Causal: a step is judged by itself and earlier ones. A run too short to hold eight
+    medians is a suspect if its last one is down. A partial slump is no collapse; it belongs to the comparison of means.
     """
-    values = reward.values
-    if len(values) <= WARM_UP:
+    if len(reward.values) < WINDOW:
         return Collapse(reward.run, None, False)
     # A reward of NaN is no reward at all, so it counts as the lowest.
-    known = np.where(np.isnan(values), -np.inf, values)[WARM_UP - WINDOW + 1 :]
+    known = np.where(np.isnan(reward.values), -np.inf, reward.values)
     medians = np.median(np.lib.stride_tricks.sliding_window_view(known, WINDOW), axis=1)
-    peak = np.maximum.accumulate(medians)
+    peak = np.maximum.accumulate(np.append(known[0], medians))[1:]
     down = (medians < fraction * peak) & (peak > 0)
     edges = np.diff(np.concatenate([[False], down, [False]]).astype(np.int8))
     for start, end in zip(np.flatnonzero(edges == 1), np.flatnonzero(edges == -1), strict=True):
         if end - start >= PERSISTENCE:
-            return Collapse(reward.run, int(reward.steps[WARM_UP + start]), False)
-    return Collapse(reward.run, None, bool(down.size and down[-1]))
+            return Collapse(reward.run, int(reward.steps[WINDOW - 1 + start]), False)
+    return Collapse(reward.run, None, bool(down[-1]))
 
 
 @dataclass(frozen=True, slots=True)

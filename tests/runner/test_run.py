@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -157,3 +158,17 @@ def test_an_experiment_is_neither_overwritten_nor_changed_by_a_resume(
 def test_nothing_is_nan(finished_twin: tuple[Path, str]) -> None:
     for store in stores(finished_twin[0]):
         assert all(math.isfinite(value) for row in store.metrics() for value in row.values())
+
+
+def test_a_twin_that_is_not_finished_is_no_parity(
+    finished_twin: tuple[Path, str], parity: Parity, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(finished_twin[0], out)
+    metrics = stores(out)[1].path / "metrics.jsonl"
+    metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[:-1]))
+    process = parity("report", out, "--json")
+    printed, errors = process.communicate(timeout=120)
+    assert process.returncode == 3, errors
+    messages = [finding["message"] for finding in json.loads(printed)["findings"]]
+    assert any(f"{STEPS - 1} of {STEPS} steps of per-sample-seed0 and native-seed0" in message for message in messages)

@@ -87,3 +87,12 @@ def test_arms_without_any_or_with_nothing_but_collapse_agree() -> None:
 def test_impossible_counts_are_refused(counts: tuple[int, int]) -> None:
     with pytest.raises(UsageError):
         collapse_rates(counts, (0, 3))
+
+
+def test_a_fall_within_the_first_steps_is_a_collapse() -> None:
+    """A learning rate that is too high ends a run before ten steps are over."""
+    falling = [0.25, 0.2, 0.12, 0.05, *([0.0] * 16)]
+    collapse = detect_collapse(Curve("a", "rollout/raw_reward", np.arange(20), np.asarray(falling)))
+    assert collapse.onset is not None
+    steady = [0.25, 0.2, 0.22, 0.26, *([0.25] * 16)]
+    assert detect_collapse(Curve("a", "rollout/raw_reward", np.arange(20), np.asarray(steady))).onset is None
