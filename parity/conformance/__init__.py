@@ -115,7 +115,7 @@ async def _run(case: Case, probe: Probe) -> list[Finding]:
         "seconds": round(time.monotonic() - started, 3),
     }
     if not breaches:
-        message = f"{case.rule} ({requests} requests)"
+        message = f"{case.rule} ({requests} request{'s' * (requests != 1)})"
         return [Finding(_check_name(case), Level.CONTRACT, Status.PASS, message, evidence=evidence)]
     return [replace(breach, evidence=evidence) for breach in breaches[:SHOWN]]
 

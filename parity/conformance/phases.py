@@ -38,7 +38,10 @@ MANY_RUNNING = 64
 Act = Callable[[], Awaitable[object]]
 
 
-def _long(probe: Probe, prompt: object, params: Mapping[str, Any] | None = None, **fields: Any) -> dict[str, Any]:
+def long_request(
+    probe: Probe, prompt: object, params: Mapping[str, Any] | None = None, **fields: Any
+) -> dict[str, Any]:
+    """A request that runs for long enough to be interrupted."""
     cap = probe.room(len(PROMPT), LONG)
     return request(prompt, {"max_new_tokens": cap, **(params or {})}, **fields)
 
@@ -89,20 +92,20 @@ async def abort_idle(probe: Probe) -> None:
 
 
 async def _abort_running(prompt: object, params: dict[str, Any], probe: Probe) -> None:
-    body = _long(probe, prompt, params)
+    body = long_request(probe, prompt, params)
     await _interrupted(probe, [body], lambda: _abort(probe, abort_all=True), _partial)
     await probe.alive()
 
 
 async def abort_arms_at_once(probe: Probe) -> None:
     """Aborting all ends requests of every arm that run at once."""
-    bodies = [_long(probe, PROMPT), _long(probe, PROMPT, {"n": 3}), _long(probe, [PROMPT, MIDDLE])]
+    bodies = [long_request(probe, PROMPT), long_request(probe, PROMPT, {"n": 3}), long_request(probe, [PROMPT, MIDDLE])]
     await _interrupted(probe, bodies, lambda: _abort(probe, abort_all=True), _partial)
 
 
 async def abort_at_start(probe: Probe) -> None:
     """A request that is aborted while it arrives is answered whole: all its samples, each aborted or complete."""
-    body = _long(probe, PROMPT, {"n": 4})
+    body = long_request(probe, PROMPT, {"n": 4})
     for delay in (0.0, 0.002, 0.01):
         answers, _ = await together(_gather(probe, [body]), _later(delay, lambda: _abort(probe, abort_all=True)))
         (outputs,) = answers
@@ -115,7 +118,7 @@ async def abort_queued(probe: Probe) -> None:
     running = probe.about.max_running
     if running is None or running > MANY_RUNNING:
         raise NotCompared(f"a queue needs an engine that runs at most {MANY_RUNNING} sequences at once, not {running}")
-    body = _long(probe, PROMPT, {"n": running + 4})
+    body = long_request(probe, PROMPT, {"n": running + 4})
 
     def mixed(answers: list[list[Output]]) -> bool:
         counts = lengths(answers[0])
@@ -129,7 +132,7 @@ async def abort_queued(probe: Probe) -> None:
 async def abort_rid(probe: Probe) -> None:
     """Aborting one id ends that request and no other."""
     rids = [uuid.uuid4().hex, uuid.uuid4().hex]
-    bodies = [_long(probe, PROMPT, rid=rid) for rid in rids]
+    bodies = [long_request(probe, PROMPT, rid=rid) for rid in rids]
 
     def first_alone(answers: list[list[Output]]) -> bool:
         return [finishes(answer) for answer in answers] == [["abort"], ["length"]]
@@ -140,7 +143,7 @@ async def abort_rid(probe: Probe) -> None:
 async def abort_rid_in_list(probe: Probe) -> None:
     """Aborting the id of one prompt of a list ends that one alone."""
     rids = [uuid.uuid4().hex, uuid.uuid4().hex]
-    body = _long(probe, [PROMPT, MIDDLE], rid=rids)
+    body = long_request(probe, [PROMPT, MIDDLE], rid=rids)
     await _interrupted(
         probe, [body], lambda: _abort(probe, rid=rids[1]), lambda answers: finishes(answers[0]) == ["length", "abort"]
     )
@@ -149,7 +152,7 @@ async def abort_rid_in_list(probe: Probe) -> None:
 async def abort_rid_of_n(probe: Probe) -> None:
     """Aborting the id of a request with n = 4 ends all of its samples or none."""
     rid = uuid.uuid4().hex
-    body = _long(probe, PROMPT, {"n": 4}, rid=rid)
+    body = long_request(probe, PROMPT, {"n": 4}, rid=rid)
     for delay in (0.05, 0.2):
         answers, _ = await together(_gather(probe, [body]), _later(delay, lambda: _abort(probe, rid=rid)))
         kinds = finishes(answers[0])
@@ -167,24 +170,26 @@ async def abort_rid_after(probe: Probe) -> None:
 # --- pauses
 
 
-async def _pause(probe: Probe, mode: str) -> None:
+async def pause(probe: Probe, mode: str) -> None:
+    """Pauses the engine; modes are abort, retract and in_place."""
     status, answer = await probe.control("/pause_generation", {"mode": mode})
     expect("status", status, 200, f"status of /pause_generation, which said {str(answer)[:100]!r}")
 
 
-async def _continue(probe: Probe) -> None:
+async def end_pause(probe: Probe) -> None:
+    """Lets a paused engine go on."""
     status, answer = await probe.control("/continue_generation")
     expect("status", status, 200, f"status of /continue_generation, which said {str(answer)[:100]!r}")
 
 
 async def pause_holds(probe: Probe) -> None:
     """A request sent during a pause waits for its end."""
-    await _pause(probe, "abort")
+    await pause(probe, "abort")
     waiting = asyncio.create_task(probe.ask(PROMPT))
     try:
         done, _ = await asyncio.wait([waiting], timeout=0.5)
     finally:
-        await _continue(probe)
+        await end_pause(probe)
     require("response", not done, "no answer", "an answer", "during the pause there was")
     expect("output_ids", lengths(await waiting), [TOKENS], "tokens after the pause")
 
@@ -193,19 +198,19 @@ async def pause_aborts(probe: Probe) -> None:
     """A pause by abort ends what runs with what it has so far."""
 
     async def act() -> None:
-        await _pause(probe, "abort")
-        await _continue(probe)
+        await pause(probe, "abort")
+        await end_pause(probe)
 
-    await _interrupted(probe, [_long(probe, PROMPT, {"n": 2})], act, _partial)
+    await _interrupted(probe, [long_request(probe, PROMPT, {"n": 2})], act, _partial)
 
 
 async def _pause_keeps(mode: str, probe: Probe) -> None:
     async def act() -> None:
-        await _pause(probe, mode)
+        await pause(probe, mode)
         await asyncio.sleep(0.1)
-        await _continue(probe)
+        await end_pause(probe)
 
-    body = _long(probe, PROMPT, {"n": 2})
+    body = long_request(probe, PROMPT, {"n": 2})
     answers, _ = await together(_gather(probe, [body]), _later(0.1, act))
     expect("output_ids", lengths(answers[0]), [body["sampling_params"]["max_new_tokens"]] * 2, "tokens")
 
@@ -214,7 +219,7 @@ async def pause_mode_unknown(probe: Probe) -> None:
     """An unknown mode of pausing is refused."""
     status, _ = await probe.control("/pause_generation", {"mode": "gently"})
     if status == 200:
-        await _continue(probe)
+        await end_pause(probe)
     expect("status", status, 400, "status")
     await probe.alive()
 
@@ -233,7 +238,7 @@ async def _running(probe: Probe) -> int:
 async def client_gone(probe: Probe) -> None:
     """When its client goes away a request ends: the count of what runs comes back to what it was."""
     before = await _running(probe)
-    waiting = asyncio.create_task(probe.send(_long(probe, PROMPT, {"n": 4})))
+    waiting = asyncio.create_task(probe.send(long_request(probe, PROMPT, {"n": 4})))
     await asyncio.sleep(0.1)
     waiting.cancel()
     await asyncio.wait([waiting])

@@ -113,19 +113,21 @@ async def about(client: EngineClient, session: aiohttp.ClientSession) -> About:
     """
     info, can = await client.server_info(), await client.capabilities()
     _, models = await call(session, "GET", f"{client.url}/v1/models")
-    model = models["data"][0] if isinstance(models, dict) and models.get("data") else {}
-    states = info.get("internal_states")
-    state = states[0] if isinstance(states, list) and states and isinstance(states[0], dict) else {}
+    sources = [
+        info,
+        _first(info.get("internal_states")),
+        _first(models.get("data") if isinstance(models, dict) else None),
+    ]
 
     def number(*names: str) -> int | None:
-        values = [source.get(name) for name in names for source in (info, state)]
+        values = [source.get(name) for name in names for source in sources]
         return next((value for value in values if isinstance(value, int) and not isinstance(value, bool)), None)
 
     # the name of a setting that SGLang alone has
     real = "disable_radix_cache" in info and isinstance(info.get("version"), str)
     return About(
         # SGLang's own setting is null where the checkpoint decides
-        context_length=number("context_length") or model.get("max_model_len"),
+        context_length=number("context_length", "max_model_len"),
         vocab_size=number("vocab_size"),
         max_running=number("effective_max_running_requests_per_dp", "max_running_requests"),
         deterministic=can.seeded,
@@ -134,6 +136,11 @@ async def about(client: EngineClient, session: aiohttp.ClientSession) -> About:
         sglang=info["version"] if real else None,
         prefix_cache=info.get("disable_radix_cache") is not True,
     )
+
+
+def _first(items: Any) -> dict[str, Any]:
+    """The first of a list of objects, or an empty one."""
+    return items[0] if isinstance(items, list) and items and isinstance(items[0], dict) else {}
 
 
 def request(prompt: object, params: Mapping[str, Any] | None = None, **fields: Any) -> dict[str, Any]:

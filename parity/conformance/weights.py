@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from parity.conformance.phases import _continue, _long, _pause
+from parity.conformance.phases import end_pause, long_request, pause
 from parity.conformance.probe import (
     MIDDLE,
     PROMPT,
@@ -110,7 +110,7 @@ async def weights_wait(probe: Probe) -> None:
     async with _label_kept(probe) as path:
         (version,) = _versions(await probe.ask(PROMPT))
         for delay in DELAYS:
-            running = asyncio.create_task(probe.outputs(_long(probe, PROMPT, {"n": 4})))
+            running = asyncio.create_task(probe.outputs(long_request(probe, PROMPT, {"n": 4})))
             await asyncio.sleep(delay)
             body = {"model_path": str(path), "weight_version": LABEL}
             updated = await probe.control("/update_weights_from_disk", body)
@@ -130,14 +130,14 @@ async def weights_in_pause(probe: Probe) -> None:
     async with _label_kept(probe) as path:
         (version,) = _versions(await probe.ask(PROMPT))
         for delay in DELAYS:
-            running = asyncio.create_task(probe.outputs(_long(probe, PROMPT)))
+            running = asyncio.create_task(probe.outputs(long_request(probe, PROMPT)))
             await asyncio.sleep(delay)
-            await _pause(probe, "retract")
+            await pause(probe, "retract")
             try:
                 body = {"model_path": str(path), "weight_version": LABEL}
                 updated = await probe.control("/update_weights_from_disk", body)
             finally:
-                await _continue(probe)
+                await end_pause(probe)
             _expect_updated(*updated)
             (output,) = await running
             spans = output["meta_info"].get("weight_versions")
@@ -178,7 +178,7 @@ async def flush(probe: Probe) -> None:
 
 async def flush_busy(probe: Probe) -> None:
     """A flush while something runs is refused, and what runs is not disturbed."""
-    body = _long(probe, PROMPT, {"n": 2})
+    body = long_request(probe, PROMPT, {"n": 2})
     cap = body["sampling_params"]["max_new_tokens"]
     for delay in DELAYS:
         running = asyncio.create_task(probe.outputs(body))
