@@ -22,7 +22,8 @@ def render(report: Report) -> bytes:
         "schema_version": SCHEMA_VERSION,
         "verdict": report.verdict.verdict.value,
         "headline": text.headline(report),
-        "reasons": report.verdict.reasons,
+        "plants": report.plants,
+        "reasons": text.reasons(report),
         "baseline": report.baseline,
         "experiment": report.experiment,
         "counts": report.counts,
@@ -51,7 +52,7 @@ def render(report: Report) -> bytes:
             }
             for rung in report.ladder
         ],
-        "cost": [asdict(row) | {"ratio": row.ratio} for row in report.cost],
+        "cost": [asdict(row) | {"status": row.status.value} for row in report.cost],
         "runs": [asdict(run) for run in report.outcomes],
         "marks": [asdict(mark) for mark in report.marks],
         "provenance": asdict(report.provenance),

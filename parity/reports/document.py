@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,9 @@ from parity.statistics.collapse import detect_collapse
 
 STEP_TIME = "perf/step_time"
 REWARD = "rollout/raw_reward"
+ADVANTAGE = "rollout/advantages"
+ROUNDING = 1e-12
+"""A mean advantage below this is rounding: it is 0 by construction within a group."""
 FINISH_REASON_METRIC = "rollout/finish_reason/"
 MARKED_EVENTS = ("engine_restart", "resume", "abort")
 COST_METRICS = (
@@ -98,19 +102,18 @@ class Rung:
 
 @dataclass(frozen=True, slots=True)
 class CostRow:
-    """One cost of both arms, as means over runs and their common steps; `None` where not recorded."""
+    """One cost as its L4 finding has it: means a step of both arms, experiment over baseline, and its 95 % interval.
+
+    What was not measured is `None`.
+    """
 
     name: str
     metric: str
+    status: Status
     baseline: float | None
     experiment: float | None
-
-    @property
-    def ratio(self) -> float | None:
-        """Experiment over baseline; `None` without either, or over 0."""
-        if self.experiment is None or not self.baseline:
-            return None
-        return self.experiment / self.baseline
+    ratio: float | None
+    interval: tuple[float, float] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +166,8 @@ class Report:
         compared_runs: The names of those runs by arm.
         curves: Every metric of every run, by the run's name.
         marks: Restarts, resumes, aborts and collapses, by run and step.
-        cost: Costs of both arms over the same runs as the rows.
+        cost: What the change costs, from the L4 findings.
+        plants: Faults planted on purpose in the experiment's arm, each ``NAME@STEP``.
         outcomes: How each run ended.
         counts: Samples, groups, exchanges and the like, summed over runs.
         provenance: How to make it again.
@@ -180,9 +184,15 @@ class Report:
     curves: Mapping[str, RunCurves]
     marks: tuple[Mark, ...]
     cost: tuple[CostRow, ...]
+    plants: tuple[str, ...]
     outcomes: tuple[RunOutcome, ...]
     counts: Mapping[str, int]
     provenance: Provenance
+
+    @property
+    def failing(self) -> tuple[Finding, ...]:
+        """The findings that fail, causes above their consequences."""
+        return tuple(sorted((finding for finding in self.findings if finding.fails), key=cause_order))
 
     @property
     def not_compared(self) -> tuple[Finding, ...]:
@@ -229,11 +239,27 @@ ROW_RULES = (
         ("finish_reason", "rollout/truncated_ratio"),
     ),
     RowRule("reward", REWARD, "mean", ("reward_recomputed", "reward_missing"), ("reward",)),
-    RowRule("advantage", "rollout/advantages", "mean", ("advantage_recomputed",), ("advantage",)),
+    RowRule("advantage", ADVANTAGE, "mean", ("advantage_recomputed",), ("advantage",)),
     RowRule("loss", "train/loss", "mean", (), ()),
     RowRule("grad norm", "train/grad_norm", "mean", (), ()),
 )
 """The eight rows of the first table, in the order in which reviewers ask for them."""
+
+_CAUSES = (
+    "samples_received",
+    "exchange_",
+    "requests_accounted",
+    "groups_answered",
+    "output_count",
+    "slot_index",
+    "row_order",
+    "arms_",
+    "twin_samples",
+    "twin_prompt_ids",
+    "twin_output_ids",
+)
+_CONSEQUENCES = ("reward", "advantage", "/")
+"""In the name of a check: scores, and metrics, which all have a slash."""
 
 _STRENGTH = (Status.FAIL, Status.INCONCLUSIVE, Status.PASS, Status.NOT_COMPARED)
 
@@ -274,7 +300,8 @@ def build_report(experiment: Mapping[str, Any], runs: Sequence[RunRecord], findi
         compared_runs={side: tuple(of_arm) for side, of_arm in zip((baseline, arm), compared, strict=True)},
         curves=curves,
         marks=tuple(mark for run in ordered for mark in _marks(run, curves[run.name])),
-        cost=tuple(_cost(name, metric, curves, compared) for name, metric in COST_METRICS),
+        cost=tuple(_cost(name, metric, findings) for name, metric in COST_METRICS),
+        plants=tuple((experiment.get("config") or {}).get("plants") or ()),
         outcomes=tuple(_outcome(run, curves[run.name]) for run in ordered),
         counts=_counts(ordered),
         provenance=_provenance(experiment, ordered),
@@ -282,14 +309,23 @@ def build_report(experiment: Mapping[str, Any], runs: Sequence[RunRecord], findi
 
 
 def deciding(findings: Iterable[Finding], by_width: bool = True) -> Finding | None:
-    """The finding that says most: a failing error, else inconclusive, else a pass; of equals the widest or first."""
+    """The finding that says most: a failing error by `cause_order`, else inconclusive, else the widest pass."""
 
-    def weight(finding: Finding) -> tuple[bool, int, float]:
+    def weight(finding: Finding) -> tuple[bool, int, float, tuple[float, int]]:
         checked = finding.evidence.get("checked")
         width = checked if by_width and finding.status is Status.PASS and isinstance(checked, (int, float)) else 0
-        return not finding.fails, _STRENGTH.index(finding.status), -width
+        return not finding.fails, _STRENGTH.index(finding.status), -width, cause_order(finding)
 
     return min(findings, key=weight, default=None)
+
+
+def cause_order(finding: Finding) -> tuple[float, int]:
+    """Puts a cause above its consequences: by step, and within a step what was received before what it led to."""
+    if finding.status is not Status.FAIL:
+        return 0.0, 0
+    step = finding.where.rollout_id
+    rank = 0 if finding.check.startswith(_CAUSES) else 2 if any(part in finding.check for part in _CONSEQUENCES) else 1
+    return math.inf if step is None else step, rank
 
 
 def _compared_runs(runs: Sequence[RunRecord], arms: tuple[str, str]) -> tuple[str, list[list[str]]]:
@@ -358,12 +394,17 @@ def _rung(level: Level, findings: Sequence[Finding]) -> Rung:
     return Rung(level, status_of_level(findings, level), deciding(of_level), compared, len(of_level))
 
 
-def _cost(name: str, metric: str, curves: Mapping[str, RunCurves], names: Sequence[Sequence[str]]) -> CostRow:
-    aligned = _align(metric, curves, names)
-    if aligned is None:
-        return CostRow(name, metric, None, None)
-    baseline, experiment = (float(aligned.select(of_arm).mean()) for of_arm in names)
-    return CostRow(name, metric, baseline, experiment)
+def _cost(name: str, metric: str, findings: Sequence[Finding]) -> CostRow:
+    measured = [finding for finding in findings if finding.level is Level.COST and finding.where.field == metric]
+    if not measured:
+        return CostRow(name, metric, Status.NOT_COMPARED, None, None, None, None)
+    evidence = measured[0].evidence
+    # Requests are totals over so many steps; the others are means already.
+    steps = evidence.get("steps", 1)
+    baseline, experiment = (
+        float(evidence[arm]) / steps if arm in evidence else None for arm in ("baseline", "experiment")
+    )
+    return CostRow(name, metric, measured[0].status, baseline, experiment, evidence.get("ratio"), evidence.get("ci95"))
 
 
 def _marks(run: RunRecord, curves: RunCurves) -> list[Mark]:

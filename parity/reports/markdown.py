@@ -17,6 +17,7 @@ LIMIT = 64_000
 """Bytes; GitHub cuts a comment off at 65,536 characters."""
 
 _CELL = 400
+_FAILING = 10
 _LISTED = 20
 _LONG = 6_000
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]+")
@@ -34,7 +35,9 @@ def render(report: Report, pictures: Sequence[Picture]) -> str:
     blocks = [
         f"# Rollout parity: {report.verdict.verdict.value}",
         f"**{escape(text.headline(report)).strip()}**",
-        _list(report.verdict.reasons),
+        *map(escape, filter(None, (text.planted(report), text.not_shown(report)))),
+        _list(text.reasons(report)),
+        *_failed(report),
         "## The eight metrics",
         _table(text.COLUMNS, [text.row_cells(row) for row in report.rows]),
         _sentence(text.basis(report), *dict.fromkeys(note for row in report.rows for note in row.notes)),
@@ -114,12 +117,22 @@ def _ladder(report: Report) -> str:
     return _table(("level", "question", "status", "findings compared", "strongest finding"), rows)
 
 
+def _failed(report: Report) -> list[str]:
+    """The first failing findings, causes first; nothing where none fails."""
+    items = [f"{finding.level.rung} {text.said(finding)}" for finding in report.failing]
+    return ["## What failed", _list(items, _FAILING)] if items else []
+
+
 def _performance(report: Report) -> list[str]:
     columns = ("", report.baseline, report.experiment, f"{report.experiment} / {report.baseline}")
     measured = [finding for finding in report.findings if finding.level is Level.COST]
     table = _table([escape(column) for column in columns], [text.cost_cells(row) for row in report.cost])
     said = [f"{text.status(finding.status)}, {text.said(finding)}" for finding in measured]
-    return [table, _list(said) or "No cost was tested."]
+    note = (
+        "Values are means a step of every pair that an engine answered, the twin's too; times and speeds leave out the "
+        "first steps of each run as warm-up, and their ratio is the mean over interleaved steps of the log ratio."
+    )
+    return [table, note, _list(said) or "No cost was tested."]
 
 
 def _not_compared(report: Report) -> str:
@@ -161,6 +174,7 @@ def _event(mark: Mark) -> str:
 
 def _reproduce(report: Report) -> list[str]:
     source = report.provenance
+    margins = "; ".join(f"{name} ±{margin:g}" for name, margin in source.margins.items())
     rows = [
         ("commit", source.commit),
         ("config hash", source.config_hash),
@@ -170,7 +184,7 @@ def _reproduce(report: Report) -> list[str]:
         ("seeds", ", ".join(map(str, source.seeds)) or "not recorded"),
         ("steps", "not recorded" if source.steps is None else source.steps),
         ("wall time, first to last event", text.duration(source.seconds)),
-        *(("margin, stated before the runs", f"{name}: ±{margin:g}") for name, margin in source.margins.items()),
+        ("margins, stated before the runs", margins or "not recorded"),
         *(("counted", f"{count:,} {name}") for name, count in report.counts.items()),
         *(("version", f"{name} {version}") for name, version in source.versions.items()),
     ]
@@ -209,4 +223,6 @@ def _all_findings(findings: Sequence[Finding], room: int) -> str:
 
 
 def _value(value: object) -> str:
+    if isinstance(value, float):
+        return text.number(value)
     return "" if value is None else str(value)

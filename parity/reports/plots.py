@@ -20,8 +20,9 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 from scipy import stats
 
+from parity.findings import Level
 from parity.metrics import Curve, align
-from parity.reports.document import Report, RunOutcome
+from parity.reports.document import ADVANTAGE, ROUNDING, Report, RunOutcome
 
 BASELINE, EXPERIMENT = "#0072B2", "#D55E00"
 BAND_LEVEL = 0.90
@@ -42,6 +43,11 @@ CURVE_PANELS = (
 COST_PANELS = (
     ("perf/rollout_time", "rollout time, s"),
     ("perf/tokens_per_gpu_per_sec", "response tokens/s"),
+)
+NOT_NEGATIVE = frozenset(
+    metric
+    for metric, _ in (*CURVE_PANELS, *COST_PANELS)
+    if metric not in ("rollout/raw_reward", ADVANTAGE, "train/loss")
 )
 FROM_ZERO = frozenset(metric for metric, _ in COST_PANELS)
 """Ratios are read off these, so that their axes start at 0."""
@@ -77,7 +83,8 @@ def _picture(
     report: Report, runs: Sequence[RunOutcome], panels: Sequence[tuple[str, str]], file_name: str, title: str
 ) -> Picture | None:
     runs = [run for run in runs if run.arm in (report.baseline, report.experiment)]
-    shown = [(metric, label) for metric, label in panels if any(metric in report.curves[run.run] for run in runs)]
+    known = [(metric, label) for metric, label in panels if any(metric in report.curves[run.run] for run in runs)]
+    shown = [(metric, label) for metric, label in known if not _is_rounding(report, runs, metric)]
     if not shown:
         return None
     arms = {arm: [run.run for run in runs if run.arm == arm] for arm in (report.baseline, report.experiment)}
@@ -105,8 +112,24 @@ def _picture(
     figure.legend(handles=handles, loc="lower center", ncols=min(5, len(handles)), fontsize=9, frameon=False)
     content = io.BytesIO()
     figure.savefig(content, format="png", metadata={"Software": None})
-    lacking = [label for metric, label in panels if (metric, label) not in shown]
-    return Picture(file_name, title, _caption(arms, banded, lacking), content.getvalue())
+    lacking = [label for metric, label in panels if (metric, label) not in known]
+    caption = _caption(arms, banded, lacking)
+    if known != shown:
+        caption += " The mean advantage is 0 by construction, up to rounding, so not drawn."
+    return Picture(file_name, title, caption, content.getvalue())
+
+
+def _is_rounding(report: Report, runs: Sequence[RunOutcome], metric: str) -> bool:
+    """Whether the curves are the mean of centred advantages, of which only rounding is left."""
+    curves = [report.curves[run.run][metric] for run in runs if metric in report.curves[run.run]]
+    return metric == ADVANTAGE and all(bool((np.abs(curve.values) < ROUNDING).all()) for curve in curves)
+
+
+def _first_difference(report: Report, arms: Mapping[str, Sequence[str]]) -> int | None:
+    """The first step at which L2 found these runs to differ; `None` where it found them equal."""
+    drawn = {name for names in arms.values() for name in names}
+    failed = [finding.where for finding in report.failing if finding.level is Level.REPLAY]
+    return min((at.rollout_id for at in failed if at.run in drawn and at.rollout_id is not None), default=None)
 
 
 def _panel(axis: Axes, report: Report, arms: Mapping[str, Sequence[str]], metric: str, banded: bool) -> None:
@@ -124,7 +147,10 @@ def _panel(axis: Axes, report: Report, arms: Mapping[str, Sequence[str]], metric
             axis.plot(lost, np.full(len(lost), 0.03), "x", color=colour, transform=axis.get_xaxis_transform())
             _draw_marks(axis, report, curve, colour)
         if curves and not alone:
-            _draw_mean(axis, curves, colour, dashes, banded)
+            _draw_mean(axis, metric, curves, colour, dashes, banded)
+    first = _first_difference(report, arms)
+    if first is not None:
+        axis.axvline(first, color="0.2", linestyle=":", linewidth=1.2)
     axis.grid(color="0.9", linewidth=0.6)
     axis.spines[["top", "right"]].set_visible(False)
     axis.tick_params(labelsize=8)
@@ -132,7 +158,7 @@ def _panel(axis: Axes, report: Report, arms: Mapping[str, Sequence[str]], metric
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
-def _draw_mean(axis: Axes, curves: Sequence[Curve], colour: str, dashes: str, banded: bool) -> None:
+def _draw_mean(axis: Axes, metric: str, curves: Sequence[Curve], colour: str, dashes: str, banded: bool) -> None:
     """The mean over runs at their common steps and, where banded, its pointwise t interval over runs."""
     aligned = align(curves)
     values = _finite(aligned.values)
@@ -142,7 +168,8 @@ def _draw_mean(axis: Axes, curves: Sequence[Curve], colour: str, dashes: str, ba
         number = len(curves)
         error = values.std(axis=0, ddof=1) / np.sqrt(number)
         half = stats.t.ppf((1 + BAND_LEVEL) / 2, number - 1) * error
-        axis.fill_between(aligned.steps, mean - half, mean + half, color=colour, alpha=0.15, linewidth=0)
+        low = np.maximum(mean - half, 0) if metric in NOT_NEGATIVE else mean - half
+        axis.fill_between(aligned.steps, low, mean + half, color=colour, alpha=0.15, linewidth=0)
 
 
 def _draw_marks(axis: Axes, report: Report, curve: Curve, colour: str) -> None:
@@ -186,6 +213,8 @@ def _legend(report: Report, arms: Mapping[str, Sequence[str]], metrics: Sequence
         handles.append(
             Line2D([], [], linestyle="", marker=MARKERS[kind], color="0.6", markeredgecolor="black", label=label)
         )
+    if _first_difference(report, arms) is not None:
+        handles.append(Line2D([], [], color="0.2", linestyle=":", linewidth=1.2, label="first difference (L2)"))
     drawn = [report.curves[name][metric] for name in names_drawn for metric in metrics if metric in report.curves[name]]
     if not all(np.isfinite(curve.values).all() for curve in drawn):
         handles.append(Line2D([], [], linestyle="", marker="x", color="0.4", label="NaN or infinite"))

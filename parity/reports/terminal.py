@@ -2,35 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from rich import box
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from parity.findings import Status, Verdict
 from parity.reports import text
 from parity.reports.document import Report, Row
 
+FAILING_SHOWN = 5
+NAME_WIDTH = 17
+"""Characters of rollout_log_probs, which must not be cut."""
 _COLOUR_OF_VERDICT = {Verdict.PARITY: "green", Verdict.DIFFERENT: "red", Verdict.INCONCLUSIVE: "yellow"}
 
 
 def print_report(report: Report, console: Console) -> None:
-    """Prints the eight rows, where their values come from, the ladder and, last, the verdict with what it rests on."""
-    table = Table(*_without_test(text.COLUMNS), box=box.SIMPLE)
+    """Prints the eight rows, where their values come from, what failed, the ladder and the verdict."""
+    table = Table(
+        Column("", min_width=NAME_WIDTH),
+        "baseline",
+        "experiment",
+        "difference",
+        "finding",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+    )
     for row in report.rows:
-        table.add_row(*(Text(cell) for cell in _without_test(text.row_cells(row))), style=_style(row))
+        table.add_row(*map(Text, _cells(row)), style=_style(row))
     console.print(table)
     console.print(Text(text.basis(report), style="dim"))
-    for reason in report.verdict.reasons:
+    for finding in report.failing[:FAILING_SHOWN]:
+        console.print(Text(f"  {finding.level.rung} {text.said(finding)}", style="red"))
+    if (more := len(report.failing) - FAILING_SHOWN) > 0:
+        console.print(Text(f"  {more} more failing findings are in report.md", style="red"))
+    for reason in text.reasons(report):
         console.print(Text(f"  {reason}"))
     console.print(Text(text.headline(report), style=f"bold {_COLOUR_OF_VERDICT[report.verdict.verdict]}"))
+    for sentence in filter(None, (text.planted(report), text.not_shown(report))):
+        console.print(Text(sentence))
 
 
-def _without_test(cells: Sequence[str]) -> list[str]:
-    """The cells but the one on how a row was tested, which a terminal is too narrow for; report.md has it."""
-    return [cell for cell, column in zip(cells, text.COLUMNS, strict=True) if column != "test"]
+def _cells(row: Row) -> list[str]:
+    """The cells of a row that fit 80 columns: shares stand one a line, and report.md has how each row was tested."""
+    name, *values = text.row_cells(row)[:4]
+    found = ",\n".join(map(text.short_outcome, row.findings)) or text.NOT_COMPARED
+    return [name, *(value.replace(", ", "\n") for value in values), found]
 
 
 def _style(row: Row) -> str:

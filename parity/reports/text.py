@@ -6,9 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 
 from parity.findings import Finding, Level, Status, Verdict
-from parity.reports.document import CostRow, Report, Row, Rung
+from parity.reports.document import ADVANTAGE, ROUNDING, CostRow, Report, Row, Rung
 
 NOT_COMPARED = "not compared"
+TIMES = "\u00d7"
 COLUMNS = ("", "baseline", "experiment", "difference", "test", "finding")
 QUESTIONS = {
     Level.CONTRACT: "does every exchange and sample obey the rules?",
@@ -41,10 +42,11 @@ def status(value: Status) -> str:
 def headline(report: Report) -> str:
     """The verdict in one sentence with what it rests on."""
     deciding = [rung for rung in report.ladder if rung.level is not Level.COST]
-    failed = next((rung for rung in deciding if rung.status is Status.FAIL), None)
-    if failed and failed.strongest:
-        rung = f"{failed.level.rung} {failed.level.value}"
-        return f"DIFFERENT: {report.experiment} differs from {report.baseline}, by {rung}, {said(failed.strongest)}"
+    failed = next((finding for finding in report.failing if finding.level is not Level.COST), None)
+    if failed:
+        first = f"first difference{at(failed)}" if at(failed) else "a difference"
+        found = f"{first}: {failed.message} ({failed.level.rung} {failed.level.value}, {failed.check})"
+        return f"DIFFERENT: {report.experiment} differs from {report.baseline}, {found}"
     if report.verdict.verdict is Verdict.PARITY:
         lower = [rung for rung in deciding if rung.level is not Level.TRAINING and rung.status is Status.PASS]
         rests_on = " and ".join(f"{_rung(rung)}, none fails)" for rung in lower)
@@ -53,6 +55,56 @@ def headline(report: Report) -> str:
         return f"{parity}; L3 training, which can only falsify that: {training}."
     undecided = "; ".join(f"{_rung(rung)}): {status(rung.status)}" for rung in deciding)
     return f"{report.verdict.verdict.value}: {report.experiment} against {report.baseline}: {undecided}."
+
+
+def planted(report: Report) -> str:
+    """That faults were planted on purpose, and which; empty without one."""
+    places = [f"{name} at step {step} of {report.experiment}" for name, _, step in map(_parts, report.plants)]
+    what = "A fault was" if len(places) == 1 else "Faults were"
+    return f"{what} planted on purpose: {', '.join(places)}." if places else ""
+
+
+def _parts(plant: str) -> tuple[str, str, str]:
+    return plant.rpartition("@")
+
+
+def not_shown(report: Report) -> str:
+    """What the verdict leaves open; empty where L1 was compared."""
+    sampling = next(rung for rung in report.ladder if rung.level is Level.SAMPLING)
+    if sampling.status is not Status.NOT_COMPARED:
+        return ""
+    return "Not shown: that free sampling is equally distributed in both arms at fixed weights (L1)."
+
+
+def reasons(report: Report) -> list[str]:
+    """One line a rung: its status with the check and place that decide a failure, and what the change costs."""
+    return [_reason(rung) for rung in report.ladder if rung.level is not Level.COST] + [_cost_line(report)]
+
+
+def _reason(rung: Rung) -> str:
+    name = f"{rung.level.rung} {rung.level.value}"
+    if not rung.total:
+        return f"{name}: not part of this run"
+    if rung.status is Status.FAIL and rung.strongest:
+        return f"{name}: fail ({rung.strongest.check}{at(rung.strongest)})"
+    return f"{name}: {status(rung.status)} ({rung.compared} of {rung.total} findings compared)"
+
+
+def _cost_line(report: Report) -> str:
+    measured = [row for row in report.cost if row.ratio is not None]
+    if not measured:
+        return "L4 cost: not compared"
+    costs = [f"{row.name.partition(' a step')[0]} {ratio(row)}" for row in measured]
+    return f"L4 cost: {', '.join(costs)}"
+
+
+def ratio(row: CostRow) -> str:
+    """Experiment over baseline with its interval, and whether that is worse or undecided."""
+    if row.ratio is None:
+        return NOT_COMPARED
+    interval = f" (95 % {row.interval[0]:.3g} to {row.interval[1]:.3g})" if row.interval else ""
+    verdict = {Status.FAIL: ", worse", Status.INCONCLUSIVE: ", inconclusive"}.get(row.status, "")
+    return f"{TIMES}{row.ratio:.3g}{interval}{verdict}"
 
 
 def _rung(rung: Rung) -> str:
@@ -95,6 +147,9 @@ def row_cells(row: Row) -> tuple[str, ...]:
 def _values(row: Row, values: Mapping[str, float], signed: bool = False) -> str:
     if not values:
         return NOT_COMPARED
+    if row.metric == ADVANTAGE:
+        # Advantages are centred within their group, so that their mean is 0 by construction and the rest is rounding.
+        values = {name: 0.0 if abs(value) < ROUNDING else value for name, value in values.items()}
     if row.summary != "shares":
         return number(next(iter(values.values())), signed)
     unit = "pp" if signed else "%"
@@ -109,6 +164,14 @@ def outcome(finding: Finding) -> str:
     return f"{finding.level.rung} {found}{at(finding) if finding.status is Status.FAIL else ''}"
 
 
+def short_outcome(finding: Finding) -> str:
+    """A finding in as few words as a narrow table takes: its rung, what it found, and the step of a failure."""
+    step = finding.where.rollout_id
+    if not finding.fails:
+        return outcome(finding).partition(" at ")[0]
+    return f"{finding.level.rung} FAIL{'' if step is None else f' at step {step}'}"
+
+
 def how_tested(finding: Finding) -> str:
     """How a finding was made, from the numbers of its evidence: its rung, method, margin, interval and units."""
     evidence = finding.evidence
@@ -116,7 +179,10 @@ def how_tested(finding: Finding) -> str:
     method = str(evidence.get("method") or named)
     parts = [str(evidence["summary"]), method] if "summary" in evidence else [method]
     if isinstance(evidence.get("margin"), (int, float)):
-        parts.append(f"margin ±{number(evidence['margin'])}")
+        margin = evidence["margin"]
+        in_log = str(evidence.get("summary", "")).endswith("of the log")
+        scale = f"{TIMES}/÷ {number(math.exp(margin))}, which in the log is " if in_log else ""
+        parts.append(f"margin {scale}±{number(margin)}")
     level = 90 if "margin" in evidence and finding.status is not Status.FAIL else 95
     if interval := evidence.get(f"ci{level}"):
         low, high = interval
@@ -130,7 +196,7 @@ def how_tested(finding: Finding) -> str:
 
 def cost_cells(row: CostRow) -> tuple[str, ...]:
     """The four cells of a cost: name, baseline, experiment, and experiment over baseline."""
-    return row.name, number(row.baseline), number(row.experiment), number(row.ratio)
+    return row.name, number(row.baseline), number(row.experiment), ratio(row)
 
 
 def duration(seconds: float | None) -> str:

@@ -114,7 +114,7 @@ def make_findings() -> list[Finding]:
             "perf/rollout_time: ratio 0.64 (95 % interval 0.62 to 0.66) over 114 interleaved steps in 3 pairs of runs",
             Where(field="perf/rollout_time"),
             severity=Severity.WARNING,
-            evidence={"ratio": 0.64, "ci95": (0.62, 0.66)},
+            evidence={"baseline": 1.15, "experiment": 0.73, "ratio": 0.64, "ci95": (0.62, 0.66)},
         ),
     ]
 

@@ -136,6 +136,18 @@ def test_a_failing_finding_takes_the_row_and_the_rung_and_decides(report, build)
     assert row(report, "reward").findings[0].status is Status.PASS
 
 
+def test_a_cause_stands_above_its_consequences_and_an_earlier_step_above_all(report, build):
+    def fault(check: str, step: int, level: Level = Level.CONTRACT) -> Finding:
+        return Finding(check, level, Status.FAIL, check, Where("native-seed0", step))
+
+    cause = fault("samples_received", 3)
+    effects = [fault("reward_recomputed", 3), fault("twin_train/loss", 3, Level.REPLAY)]
+    assert build(findings=[*report.findings, *effects, cause]).failing[0] is cause
+    assert build(findings=[*report.findings, *effects, cause]).ladder[0].strongest is cause
+    earlier = fault("advantage_recomputed", 2)
+    assert build(findings=[*effects, cause, earlier]).failing[0] is earlier
+
+
 def test_another_fields_failure_does_not_take_the_row(report, build):
     fault = Finding("clones", Level.CONTRACT, Status.FAIL, "two are one", Where("native-seed0", 0, 0, 1, "reward"))
     broken = build(findings=[*report.findings, fault])

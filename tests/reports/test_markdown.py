@@ -73,9 +73,24 @@ def test_a_difference_is_said_with_its_step_group_and_slot(report, build):
     fault = failing("reward 1 is recorded", run="native-seed0", rollout_id=7, group_index=3, index=2, field="reward")
     text = markdown.render(build(findings=[*report.findings, fault]), [])
     place = "at run native-seed0, step 7, group 3, slot 2, field reward"
-    assert text.splitlines()[2].startswith("**DIFFERENT: native differs from per-sample, by L0 contract, reward_recomp")
+    assert text.splitlines()[2].startswith("**DIFFERENT: native differs from per-sample, first difference at")
     assert place in text.splitlines()[2]
+    assert headings(text)[1] == "What failed"
+    assert place in text.split("## What failed")[1].split("##")[0]
     assert tables(text)[0][5][5] == f"L0 fail {place}; L2 pass; L3 pass"
+
+
+def test_a_planted_fault_is_told_beside_the_verdict_and_none_otherwise(report, build):
+    text = markdown.render(build(config={"plants": ["exchanged-outputs@3"]}), [])
+    assert text.splitlines()[4] == "A fault was planted on purpose: exchanged-outputs at step 3 of native."
+    assert "on purpose" not in markdown.render(report, [])
+
+
+def test_one_ratio_stands_for_a_cost(report):
+    cost = tables(markdown.render(report, []))[2]
+    assert [row[0] for row in cost[1:]] == ["requests a step", "rollout time a step, s", "response tokens/s"]
+    assert "0.64 (95 % 0.62 to 0.66)" in cost[2][3]
+    assert cost[1][1:] == cost[3][1:] == ["not compared"] * 3
 
 
 def test_every_rung_shows_its_status_and_strongest_finding(report):

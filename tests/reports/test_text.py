@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -90,8 +91,16 @@ def test_a_terminal_shows_the_rows_in_order_and_ends_with_the_verdict(report):
     lines = [line.strip() for line in shown.rstrip().splitlines()]
     places = [next(at for at, line in enumerate(lines) if line.startswith(row.name)) for row in report.rows]
     assert places == sorted(places)
-    assert "PARITY: native equals per-sample by L0 contract" in lines[-1]
+    assert any(line.startswith("PARITY: native equals per-sample by L0 contract") for line in lines)
+    assert lines[-1].startswith("Not shown: that free sampling is equally distributed")
+    assert any("rollout time" in line and "0.64 (95 % 0.62 to 0.66)" in line for line in lines)
     assert "\x1b" not in shown
+
+
+def test_a_mean_advantage_of_rounding_reads_0_and_another_does_not(report):
+    (row,) = (row for row in report.rows if row.name == "advantage")
+    assert text.row_cells(replace(row, baseline={"mean": -2.3e-18}, experiment={"mean": 2.3e-18}))[1:4] == ("0",) * 3
+    assert text.row_cells(replace(row, baseline={"mean": 0.0}, experiment={"mean": 2e-6}))[2] == "2.000e-06"
 
 
 def test_colour_is_left_out_when_the_user_wants_none(report, monkeypatch):
