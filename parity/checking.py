@@ -22,6 +22,7 @@ from parity.exchanges import Exchange
 from parity.findings import Finding, Status
 from parity.readers import Omission, Source, dataset_of, find_sources, omission
 from parity.readers.lines import in_batches
+from parity.readers.rows import rollout_of
 from parity.samples import Rollout, Sample
 
 _OUTPUTS_AT_A_TIME = 2_048
@@ -147,12 +148,13 @@ def check_sources(
         EngineError: The engine at the URL does not answer.
     """
     if any(source.startswith(("http://", "https://")) for source in sources):
-        if len(sources) > 1 or any((group_size, max_new_tokens, stop_token_ids, temperature, reward, advantage)):
+        options = (group_size, max_new_tokens, temperature, reward, advantage)
+        if len(sources) > 1 or stop_token_ids or any(option is not None for option in options):
             raise UsageError("a URL is checked alone, and without options about recorded rollouts")
         from parity.conformance import check_engine
 
         findings = check_engine(sources[0], destructive=destructive, control=control, progress=watcher)
-        return CheckResult(tuple(findings), {"cases": len({finding.check for finding in findings})}, (), ())
+        return CheckResult(tuple(findings), {"checks": len({finding.check for finding in findings})}, (), ())
     if destructive or control:
         raise UsageError("--destructive and --control are about a live engine, at a URL")
     rules = Rules(
@@ -236,9 +238,18 @@ def _findings(sources: Sequence[Source], rules: Rules, reading: _Reading) -> lis
         accounting = check_accounting(rollout, _exchanges(with_exchanges, reading))
         return [*check_batches([rollout], rules), *findings, *accounting]
     outputs = samples_of(_exchanges(with_exchanges, reading))
-    batches = (Rollout.from_samples(batch) for batch in in_batches(outputs, _OUTPUTS_AT_A_TIME))
+    batches = (_as_rollout(batch, with_exchanges[0].path) for batch in in_batches(outputs, _OUTPUTS_AT_A_TIME))
     of_groups = [finding for finding in check_batches(batches, rules) if finding.check in _RULES_OVER_OUTPUTS]
     return [*findings, *of_groups]
+
+
+def _as_rollout(outputs: Sequence[Sample], path: Path) -> Rollout:
+    """Recorded outputs as columns; what the wire says of them may be of any type."""
+
+    def place(row: int) -> str:
+        return f"{path} and beside it: group {outputs[row].group_index}, output {outputs[row].index}"
+
+    return rollout_of([output.to_json() for output in outputs], place)
 
 
 def _parts(sources: Sequence[Source], reading: _Reading) -> Iterator[Rollout]:

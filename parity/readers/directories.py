@@ -88,10 +88,10 @@ def _files(directory: Path) -> Iterator[Path]:
     for path in paths:
         if path.name.startswith("."):
             continue
-        if path.is_file():
+        if path.is_dir() and not path.is_symlink():
+            yield from () if _is_checkpoints(path) else _files(path)
+        else:
             yield path
-        elif path.is_dir() and not path.is_symlink() and not _is_checkpoints(path):
-            yield from _files(path)
 
 
 def _in_order(path: Path) -> tuple[int, str]:
@@ -104,6 +104,8 @@ def _is_checkpoints(path: Path) -> bool:
 
 
 def _reason_to_leave(file: Path, directory: Path, finished_steps: Callable[[Path], int]) -> str | None:
+    if not file.is_file():
+        return "a link or no file; name it itself to check it"
     if file.stem.startswith("eval_") or "eval" in file.relative_to(directory).parts[:-1]:
         return "an evaluation; name the file itself to check it"
     run = file.parent.parent

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 from parity.errors import InputError, UsageError
 from parity.metrics import Curve, curves_of_run
 from parity.readers.lines import read_lines
+from parity.readers.rows import DAMAGED_TABLE
 from parity.samples import SCHEMA, Rollout
 
 _STEP_KEYS = ("train/step", "rollout/step", "eval/step")
@@ -40,12 +41,13 @@ def read_dashboard(path: Path, group_size: int | None) -> Iterator[Rollout]:
     """
     if group_size is None:
         raise UsageError(f"{path}: its samples do not say which group they are of; give --group-size N")
-    table = pq.read_table(path)
     try:
+        table = pq.read_table(path)
+        table.validate(full=True)
         number, length = (table.column(name).cast(pa.int64()) for name in ("sample_index", "response_length"))
         tokens = table.column("tokens").combine_chunks().cast(pa.list_(pa.int32()))
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise InputError(f"{path}: {error}") from error
+    except DAMAGED_TABLE as error:
+        raise InputError(f"{path}: cannot be read as Parquet: {error}") from error
     if number.null_count or length.null_count or tokens.null_count:
         raise InputError(f"{path}: samples without number, response length or tokens")
     start = pc.subtract(pc.list_value_length(tokens), length.combine_chunks()).to_pylist()

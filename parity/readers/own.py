@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -13,7 +14,7 @@ from parity.errors import InputError
 from parity.exchanges import Exchange
 from parity.metrics import Curve, curves_of_run
 from parity.readers.lines import in_batches, read_lines
-from parity.readers.rows import rollout_of
+from parity.readers.rows import DAMAGED_TABLE, rollout_of
 from parity.samples import SCHEMA, Rollout
 
 _ROWS_AT_A_TIME = 2_048
@@ -34,9 +35,26 @@ def read_sample_table(path: Path, group_size: int | None) -> Iterator[Rollout]:
         with pq.ParquetFile(path) as file:
             for number in range(file.num_row_groups):
                 for batch in file.iter_batches(_ROWS_AT_A_TIME, row_groups=[number]):
-                    yield Rollout.from_table(pa.Table.from_batches([batch]), f"{path}, row group {number}")
-    except (OSError, pa.ArrowException) as error:
+                    table = pa.Table.from_batches([batch])
+                    table.validate(full=True)
+                    place = f"{path}, row group {number}"
+                    _check_extra(table, place)
+                    yield Rollout.from_table(table, place)
+    except DAMAGED_TABLE as error:
         raise InputError(f"{path}: cannot be read as Parquet: {error}") from error
+
+
+def _check_extra(table: pa.Table, place: str) -> None:
+    """Holds `extra` to JSON objects as text, if it is text."""
+    if "extra" not in table.column_names or not pa.types.is_string(table.schema.field("extra").type):
+        return
+    for row, text in enumerate(table.column("extra").to_pylist()):
+        try:
+            sound = text is None or isinstance(orjson.loads(text), dict)
+        except orjson.JSONDecodeError:
+            sound = False
+        if not sound:
+            raise InputError(f"{place}, row {row}: field 'extra' is no JSON object: {text[:60]!r}")
 
 
 def is_sample(row: dict[str, Any]) -> bool:

@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 from parity.errors import InputError, NotRecognised
@@ -16,6 +15,7 @@ from parity.exchanges import Exchange
 from parity.metrics import Curve
 from parity.readers import dumps, miles, own, relax, verl
 from parity.readers.lines import compression_of, read_lines
+from parity.readers.rows import DAMAGED_TABLE
 from parity.samples import Rollout
 
 SampleReader = Callable[[Path, int | None], Iterator[Rollout]]
@@ -91,6 +91,8 @@ def open_source(path: Path, group_size: int | None = None) -> Source:
 
 
 def _format_of(path: Path) -> Format:
+    if path.exists() and not path.is_file():
+        raise InputError(f"{path}: not a file that can be read more than once")
     try:
         with path.open("rb") as file:
             head = file.read(4)
@@ -108,8 +110,10 @@ def _format_of(path: Path) -> Format:
 def _of_table(path: Path) -> Format:
     try:
         columns = pq.read_schema(path).names
-    except (OSError, pa.ArrowException) as error:
+    except DAMAGED_TABLE as error:
         raise InputError(f"{path}: cannot be read as Parquet: {error}") from error
+    if twice := sorted({name for name in columns if columns.count(name) > 1}):
+        raise InputError(f"{path}: columns {twice} are there more than once")
     if found := next((one for recognises, one in TABLES if recognises(columns)), None):
         return found
     raise NotRecognised(f"{path}: not recognised: Parquet with columns {columns[:12]}")

@@ -19,6 +19,9 @@ Place = Callable[[int], str]
 FINISH_REASON_OF_STATUS = {status: reason for reason, status in STATUS_OF_FINISH_REASON.items()}
 """How a finished sample ended, where its source keeps the status alone."""
 
+DAMAGED_TABLE = (OSError, ValueError, KeyError, pa.ArrowException)
+"""What reading a damaged Parquet file raises; its own texts, such as column names, may be no UTF-8."""
+
 _WRONG_TYPE = (pa.ArrowException, TypeError, ValueError, OverflowError, RecursionError)
 _NUMBERS_IN_TEXT = ("weight_versions",)
 

@@ -80,13 +80,16 @@ def _samples(content: Mapping[str, Any], path: Path) -> list[dict[str, Any]]:
             {name: column[number] for name, column in columns.items() if _is_by_sample(column, count)}
             for number in range(count)
         ]
-        rewards, positions = columns.get("raw_reward"), columns.get("partition")
+        rewards, positions = columns.get("raw_reward"), plain(columns.get("partition"))
     else:
+        if odd := [number for number, sample in enumerate(content["samples"]) if not isinstance(sample, dict)]:
+            raise InputError(f"{path}: sample {odd[0]}: a sample is a mapping")
         samples = [dict(sample) for sample in content["samples"]]
         rewards, positions = content.get("raw_reward"), [sample.get("rollout_position") for sample in samples]
     rewards = plain(rewards)
+    ordered = isinstance(positions, list) and len(positions) == len(samples)
     for number, sample in enumerate(samples):
-        position = plain(positions[number]) if positions is not None else None
+        position = plain(positions[number]) if ordered else None
         known = isinstance(rewards, list) and isinstance(position, int) and 0 <= position < len(rewards)
         sample["raw_reward"] = plain(rewards[position]) if known else None
     return samples

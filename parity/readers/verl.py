@@ -11,10 +11,12 @@ from parity.readers.lines import read_lines
 from parity.readers.rows import rollout_of, step_in_name, whole
 from parity.samples import Rollout
 
+_READ = {"input", "output", "score", "step"}
+
 
 def is_verl_rollout(row: dict[str, Any]) -> bool:
     """Whether a line is one of a rollout file."""
-    return {"input", "output", "score", "step"} <= row.keys()
+    return row.keys() >= _READ
 
 
 def read_verl_rollout(path: Path, group_size: int | None) -> Iterator[Rollout]:
@@ -32,6 +34,8 @@ def read_verl_rollout(path: Path, group_size: int | None) -> Iterator[Rollout]:
     step_in_name(path.name.partition(".")[0], step, str(path))
     members: dict[str, list[int]] = {}
     for number, (place, row) in enumerate(lines):
+        if missing := sorted(_READ - row.keys()):
+            raise InputError(f"{place}: fields {missing} are missing")
         if whole(row, "step", place) != step:
             raise InputError(f"{place}: step {row['step']} in a file of step {step}")
         members.setdefault(_group(row), []).append(number)
@@ -49,5 +53,5 @@ def _group(row: dict[str, Any]) -> str:
 
 
 def _columns(row: dict[str, Any]) -> dict[str, Any]:
-    extra = {name: value for name, value in row.items() if name not in ("input", "output", "score", "step")}
+    extra = {name: value for name, value in row.items() if name not in _READ}
     return {"text": row["output"], "reward": row["score"], "extra": {"prompt": row["input"], **extra}}
