@@ -335,7 +335,9 @@ async def seed_native(probe: Probe) -> None:
 
 
 async def seed_slots(probe: Probe) -> None:
-    """With n = 4, sample i is that of seed + i alone."""
+    """With n = 4, sample i is that of seed + i alone, where the engine says so."""
+    if not probe.about.seed_per_slot:
+        raise NotCompared("the engine does not say that each sample of a request has a seed of its own")
     native = await probe.ask(PROMPT, {"n": 4, "sampling_seed": SEED})
     alone = [(await probe.ask(PROMPT, {"sampling_seed": SEED + slot}))[0] for slot in range(4)]
     expect("output_ids", _tokens(native), _tokens(alone), "ids and log-probs")

@@ -16,7 +16,7 @@ _SGLANG = {
     "weights_of_other_shape": "a checkpoint of another shape ends the server",
 }
 _IGNORED = "sampling_seed is ignored without --enable-deterministic-inference"
-_SGLANG_UNSEEDED = dict.fromkeys(("seed_repeats", "seed_slots", "seed_list", "seed_in_traffic"), _IGNORED)
+_SGLANG_UNSEEDED = dict.fromkeys(("seed_repeats", "seed_list", "seed_in_traffic"), _IGNORED)
 
 
 def known_deviations(about: About) -> dict[str, str]:
