@@ -20,13 +20,14 @@ _COLOUR_OF_VERDICT = {Verdict.PARITY: "green", Verdict.DIFFERENT: "red", Verdict
 def print_report(report: Report, console: Console) -> None:
     """Prints the eight rows, where their values come from, what failed, the ladder and the verdict."""
     table = Table(
-        Column("", min_width=NAME_WIDTH),
+        Column("", width=NAME_WIDTH),
         "baseline",
         "experiment",
         "difference",
         "finding",
         box=box.SIMPLE_HEAD,
         pad_edge=False,
+        padding=(0, 1, 0, 0),
     )
     for row in report.rows:
         table.add_row(*map(Text, _cells(row)), style=_style(row))
@@ -46,8 +47,8 @@ def print_report(report: Report, console: Console) -> None:
 def _cells(row: Row) -> list[str]:
     """The cells of a row that fit 80 columns: shares stand one a line, and report.md has how each row was tested."""
     name, *values = text.row_cells(row)[:4]
-    found = ",\n".join(map(text.short_outcome, row.findings)) or text.NOT_COMPARED
-    return [name, *(value.replace(", ", "\n") for value in values), found]
+    found = ", ".join(map(text.short_outcome, row.findings)) or text.NOT_COMPARED
+    return [name, *(value.replace(", ", "\n").replace(" %", "%") for value in values), found]
 
 
 def _style(row: Row) -> str:
