@@ -20,6 +20,7 @@ from rollout_patch import (
     RequestFailed,
     ResponseRefused,
     generate_group,
+    group,
 )
 
 Group = list[SimpleNamespace]
@@ -358,6 +359,7 @@ async def test_routing_headers_travel_with_the_request(engine: Any, adapter: Any
 async def test_a_fallback_is_logged_once_a_reason(
     engine: Any, adapter: Any, make_group: MakeGroup, caplog: pytest.LogCaptureFixture
 ) -> None:
+    group._log_once.cache_clear()  # whatever was said by tests before
     with caplog.at_level(logging.WARNING, logger="rollout_patch"):
         for more in ([], ["custom_generate"], []):
             held = ["speculative_decoding", *more]
