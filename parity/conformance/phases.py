@@ -184,10 +184,13 @@ async def end_pause(probe: Probe) -> None:
 
 async def pause_holds(probe: Probe) -> None:
     """A request sent during a pause waits for its end."""
+    started = time.monotonic()
+    await probe.ask(PROMPT)
+    undisturbed = time.monotonic() - started
     await pause(probe, "abort")
     waiting = asyncio.create_task(probe.ask(PROMPT))
     try:
-        done, _ = await asyncio.wait([waiting], timeout=0.5)
+        done, _ = await asyncio.wait([waiting], timeout=0.5 + 4 * undisturbed)
     finally:
         await end_pause(probe)
     require("response", not done, "no answer", "an answer", "during the pause there was")
