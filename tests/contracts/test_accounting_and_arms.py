@@ -138,10 +138,14 @@ def test_another_prompt_cap_image_or_temperature_is_found(arms: tuple[list[Sampl
         for sample in group:
             setattr(sample, field, before)
     for sample in baseline + experiment:
-        sample.media_sha256 = ["a"]
+        sample.media_sha256 = [f"a{sample.group_index}"]
     assert both(baseline, experiment) == {}
     group[0].media_sha256 = ["b"]
-    assert set(both(baseline, experiment)) == {"arms_same_media"}
+    found = both(baseline, experiment)
+    assert set(found) == {"arms_same_media"}
+    assert (found["arms_same_media"].expected, found["arms_same_media"].observed) == (["a2"], ["b"])
+    shorter = [sample for sample in baseline if sample.group_index > 0]
+    assert both(shorter, experiment)["arms_same_media"].expected == ["a2"]
 
 
 def test_a_field_or_an_abort_in_one_arm_alone_is_found(arms: tuple[list[Sample], list[Sample]]) -> None:
