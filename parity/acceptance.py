@@ -7,7 +7,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from parity.contract_checks import CHECKS, Rules, check_accounting, check_arms, check_batches, check_exchanges
+from parity.contract_checks import (
+    CHECKS,
+    Rules,
+    check_accounting,
+    check_arms,
+    check_batches,
+    check_exchanges,
+    check_metrics,
+)
 from parity.errors import InputError
 from parity.exchanges import Exchange
 from parity.experiment import ExperimentConfig, Pair, plan_pairs, weight_version
@@ -118,7 +126,8 @@ def _run_findings(store: RunStore, rules: Rules) -> list[Finding]:
     steps = range(store.finished_steps())
     samples = check_batches((store.rollout(step) for step in steps), rules)
     accounting = check_accounting(_rollouts(store, len(steps)), _exchanges(store, len(steps)))
-    return [*samples, *check_exchanges(_exchanges(store, len(steps)), rules), *accounting]
+    metrics = check_metrics({step: store.rollout(step) for step in steps}, store.metrics())
+    return [*samples, *check_exchanges(_exchanges(store, len(steps)), rules), *accounting, *metrics]
 
 
 def _rollouts(store: RunStore, steps: int) -> Rollout:
