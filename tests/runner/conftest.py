@@ -13,6 +13,6 @@ def finished_twin(parity: Parity, tmp_path_factory: pytest.TempPathFactory) -> t
     """A twin experiment that nothing disturbed, and what it printed."""
     out = tmp_path_factory.mktemp("twin") / "out"
     process = parity("run", *TWIN, "--out", out)
-    printed, errors = process.communicate(timeout=240)
+    printed, errors = process.communicate(timeout=500)
     assert process.returncode == 0, errors
     return out, printed

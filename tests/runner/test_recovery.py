@@ -20,7 +20,7 @@ from parity.training.warm_start import warm_start
 
 
 def wait_for_steps(out: Path, steps: int) -> None:
-    deadline = time.monotonic() + 200
+    deadline = time.monotonic() + 400
     while sum(store.finished_steps() for store in stores(out) if store.path.exists()) < steps:
         assert time.monotonic() < deadline, f"fewer than {steps} steps were finished"
         time.sleep(0.02)
@@ -48,7 +48,7 @@ def test_killed_runners_resume_to_the_same_curves(
         _, alive = psutil.wait_procs(children, timeout=20)
         assert not alive, "the engine must not outlive its runner"
         process = parity("run", "--out", out, "--resume")
-    printed, errors = process.communicate(timeout=240)
+    printed, errors = process.communicate(timeout=500)
     assert process.returncode == 0, printed + errors
     assert_same_curves(out, finished_twin[0])
     assert events(out, "resume")
@@ -64,7 +64,7 @@ def test_an_interrupt_says_how_to_go_on(parity: Parity, finished_twin: tuple[Pat
     assert f"parity run --out {out} --resume" in errors
     assert "Traceback" not in errors
     process = parity("run", "--out", out, "--resume")
-    assert process.wait(timeout=240) == 0
+    assert process.wait(timeout=500) == 0
     process.communicate()
     assert_same_curves(out, finished_twin[0])
 
@@ -76,7 +76,7 @@ def test_a_killed_engine_is_started_again(parity: Parity, finished_twin: tuple[P
     for child in psutil.Process(process.pid).children(recursive=True):
         if "parity.engine.embedded" in child.cmdline():
             child.kill()
-    printed, errors = process.communicate(timeout=240)
+    printed, errors = process.communicate(timeout=500)
     assert process.returncode == 0, printed + errors
     assert_same_curves(out, finished_twin[0])
     assert events(out, "engine_restart") == ["engine_restart"]
@@ -135,7 +135,7 @@ def test_lost_answers_are_asked_for_again_and_counted(
 ) -> None:
     out = tmp_path / "out"
     process = parity("run", *TWIN, "--engine", unreliable_url, "--control", "--out", out)
-    printed, errors = process.communicate(timeout=240)
+    printed, errors = process.communicate(timeout=500)
     assert process.returncode == 0, printed + errors
     assert_same_curves(out, finished_twin[0])
     exchanges = [exchange for store in stores(out) for step in range(STEPS) for exchange in store.exchanges(step)]

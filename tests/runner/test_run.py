@@ -76,7 +76,7 @@ def test_a_report_is_written_again_from_the_files_alone(finished_twin: tuple[Pat
 
 def test_outputs_exchanged_after_scoring_are_found_at_their_step_group_and_slot(parity: Parity, tmp_path: Path) -> None:
     process = parity("run", *TWIN, "--plant", "exchanged-outputs@2", "--out", tmp_path / "out", "--quiet")
-    printed, errors = process.communicate(timeout=240)
+    printed, errors = process.communicate(timeout=500)
     assert (process.returncode, printed.strip()) == (1, "DIFFERENT"), errors
     baseline, changed = (list(store.rollout(2).samples()) for store in stores(tmp_path / "out"))
     moved = [
@@ -104,7 +104,7 @@ def test_free_pairs_and_a_replay_of_them(parity: Parity, tmp_path: Path) -> None
     out = tmp_path / "out"
     designs = ("--design", "replay", "--design", "paired", "--seeds", "2", "--steps", "2")
     process = parity("run", "--baseline", "--experiment", "batched", *designs, *SMALL, "--out", out)
-    printed, errors = process.communicate(timeout=240)
+    printed, errors = process.communicate(timeout=500)
     assert process.returncode == 0, printed + errors
     replays = [curves(run_store(out, f"replay-{arm}-seed1")) for arm in ("per-sample", "batched")]
     assert replays[0] == replays[1]
