@@ -123,11 +123,14 @@ def _contract_findings(
 
 
 def _run_findings(store: RunStore, rules: Rules) -> list[Finding]:
-    steps = range(store.finished_steps())
-    samples = check_batches((store.rollout(step) for step in steps), rules)
-    accounting = check_accounting(_rollouts(store, len(steps)), _exchanges(store, len(steps)))
-    metrics = check_metrics({step: store.rollout(step) for step in steps}, store.metrics())
-    return [*samples, *check_exchanges(_exchanges(store, len(steps)), rules), *accounting, *metrics]
+    steps = store.finished_steps()
+    rollouts = [store.rollout(step) for step in range(steps)]
+    return [
+        *check_batches(rollouts, rules),
+        *check_exchanges(_exchanges(store, steps), rules),
+        *check_accounting(Rollout.concatenate(rollouts), _exchanges(store, steps)),
+        *check_metrics(dict(enumerate(rollouts)), store.metrics()),
+    ]
 
 
 def _rollouts(store: RunStore, steps: int) -> Rollout:
