@@ -1,11 +1,9 @@
-"""The commands; no logic."""
+"""`parity run` and `parity report`."""
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,20 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import click
-import orjson
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from parity.errors import ParityError, UsageError
+from parity.cli.shared import EXIT_HELP, EXIT_INTERRUPTED, cache_directory, conclude
+from parity.errors import UsageError
 from parity.experiment import DESIGNS, ExperimentConfig
-from parity.findings import Verdict
 from parity.training.config import TrainingConfig
 from rollout_patch import ARMS
 
-EXIT_CODES = {Verdict.PARITY: 0, Verdict.DIFFERENT: 1, Verdict.INCONCLUSIVE: 3}
-EXIT_ERROR = 2
 TRAINING = TrainingConfig()
-EXIT_INTERRUPTED = 130
 
 RUN_EXAMPLES = """\b
 Examples:
@@ -38,26 +32,8 @@ Examples:
   parity run --out parity-out/mine --resume
 """
 
-CHECK_EXAMPLES = """\b
-Examples:
-  parity check dumps/rollout_data --group-size 8 --temperature 1
-  parity check run.samples.jsonl.gz run.exchanges.jsonl.gz --max-new-tokens 4096 --stop-token-ids 151645
-  parity check relax-results/train --group-size 8 --reward my_task:reward --junit parity.xml
-  parity check parity-out/20260101-120000
-  parity check http://127.0.0.1:30000
-"""
-CHECK_EXIT_HELP = "Exit code: 0 passed, 1 failed, 2 wrong input (or a file could not be read whole), 3 inconclusive."
 
-EXIT_HELP = "Exit code: 0 parity, 1 different, 2 wrong input or command, 3 inconclusive."
-
-
-@click.group(context_settings={"help_option_names": ["-h", "--help"]}, epilog=EXIT_HELP)
-@click.version_option(package_name="rollout-parity", prog_name="parity")
-def cli() -> None:
-    """Proves that a change to how an RL trainer requests its rollouts leaves training the same, or shows where not."""
-
-
-@cli.command(epilog=RUN_EXAMPLES + "\n" + EXIT_HELP)
+@click.command(epilog=RUN_EXAMPLES + "\n" + EXIT_HELP)
 @click.option(
     "--baseline",
     is_flag=False,
@@ -126,10 +102,10 @@ def run(context: click.Context, /, out: Path | None, resume: bool, as_json: bool
             cache=cache_directory(),
             resume=resume,
         )
-    _conclude(directory, console, as_json, quiet)
+    conclude(directory, console, as_json, quiet)
 
 
-@cli.command()
+@click.command()
 @click.argument("directory", type=click.Path(path_type=Path, file_okay=False, exists=True))
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on standard output.")
 @click.option("--quiet", is_flag=True, help="Print only the verdict.")
@@ -140,91 +116,7 @@ def report(directory: Path, as_json: bool, quiet: bool) -> None:
     Example:
       parity report parity-out/20260101-120000
     """  # noqa: D301 - \b is click's mark for a paragraph that keeps its lines
-    _conclude(directory, Console(stderr=as_json, highlight=False), as_json, quiet)
-
-
-@cli.command(epilog=CHECK_EXAMPLES + "\n" + CHECK_EXIT_HELP)
-@click.argument("sources", nargs=-1, required=True, metavar="PATH… | URL")
-@click.option("--group-size", type=click.IntRange(1), help="Samples of each group.")
-@click.option("--max-new-tokens", type=click.IntRange(0), help="Cap of a response in tokens.")
-@click.option("--stop-token-ids", type=int, multiple=True, help="A token that ends a response; may be given again.")
-@click.option("--temperature", type=float, help="Sampling temperature, which dumps of hosts do not keep.")
-@click.option("--reward", metavar="MODULE:FUNCTION", help="The reward of one parity.samples.Sample, computed again.")
-@click.option(
-    "--advantage", type=click.Choice(["grpo", "grpo_no_std", "rloo"]), help="The trainer's formula, computed again."
-)
-@click.option("--destructive", is_flag=True, help="With a URL: also send what is known to end some servers.")
-@click.option("--control", is_flag=True, help="With a URL: also update weights, abort and pause, which others notice.")
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on standard output.")
-@click.option("--junit", type=click.Path(path_type=Path, dir_okay=False), help="Write the result as JUnit XML too.")
-@click.option("--quiet", is_flag=True, help="Print only the verdict.")
-def check(sources: tuple[str, ...], as_json: bool, junit: Path | None, quiet: bool, **asked: Any) -> None:
-    """Holds dumps, recordings, directories of either, or a live engine to the contract.
-
-    What is at a path is recognised by its content: dumps of slime, Miles and Relax, Relax's and verl's JSON lines,
-    Miles' dashboard columns, experiments, samples and exchanges as JSON lines (plain, gzip or zstd) and Parquet.
-    """
-    from parity.checking import check_sources
-    from parity.reports.checks import headline, print_checks
-    from parity.reports.junit import render_findings
-
-    console = Console(stderr=as_json, highlight=False)
-    with _counting(quiet) as watcher:
-        result = check_sources(sources, watcher=watcher, **asked)
-    if junit:
-        _write(junit, render_findings(f"parity check: {result.verdict.value}", result.findings))
-    if as_json:
-        sys.stdout.buffer.write(orjson.dumps(result.to_json(), option=orjson.OPT_INDENT_2) + b"\n")
-    elif quiet:
-        console.print(headline(result), markup=False)
-    else:
-        print_checks(result, console)
-    sys.exit(result.exit_code)
-
-
-@cli.command()
-@click.option("--model-path", type=click.Path(path_type=Path, file_okay=False, exists=True), help="A checkpoint.")
-@click.option("--task", default="arithmetic", show_default=True, help="Without --model-path: this task's policy.")
-@click.option("--host", default="127.0.0.1", show_default=True)
-@click.option("--port", type=int, default=30000, show_default=True)
-def serve(model_path: Path | None, task: str, host: str, port: int) -> None:
-    """Runs the embedded engine alone, speaking SGLang's protocol.
-
-    \b
-    Examples:
-      parity serve
-      parity serve --model-path my-qwen2 --port 30001
-    """  # noqa: D301 - as above
-    if model_path is None:
-        from parity.training.tasks import get_task
-        from parity.training.warm_start import warm_start
-
-        model_path = warm_start(get_task(task), cache_directory())
-    arguments = ["--model-path", str(model_path), "--host", host, "--port", str(port)]
-    os.execv(sys.executable, [sys.executable, "-m", "parity.engine.embedded", *arguments])
-
-
-@cli.command()
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on standard output.")
-def selftest(as_json: bool) -> None:
-    """Plants every fault and shows which check catches it, beside controls that must pass.
-
-    Exit code: 0 if each is caught by the check named for it and by no other, and nothing sound is; else 1.
-    """
-    from parity.selftest import run_selftest, table
-
-    console = Console(stderr=as_json, highlight=False)
-    with console.status("planting faults") as status:
-        result = run_selftest(lambda done, total: status.update(f"planting faults: {done} of {total}"))
-    click.echo(orjson.dumps(result.to_json(), option=orjson.OPT_INDENT_2).decode() if as_json else table(result))
-    sys.exit(0 if result.passed else 1)
-
-
-def cache_directory() -> Path:
-    """Where warm-started policies are kept: ``$PARITY_CACHE``, else the user's cache directory."""
-    if chosen := os.environ.get("PARITY_CACHE"):
-        return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rollout-parity"
+    conclude(directory, Console(stderr=as_json, highlight=False), as_json, quiet)
 
 
 def _run_config(context: click.Context, asked: dict[str, Any], resumed: Path | None) -> ExperimentConfig:
@@ -275,26 +167,8 @@ def _watching(console: Console, quiet: bool) -> Iterator[tuple[Callable[[Any], N
         yield lambda step: click.echo(_plain_line(step), file=console.file), lambda text: click.echo(text, err=True)
 
 
-@contextmanager
-def _counting(quiet: bool) -> Iterator[Callable[[int, int, str], None]]:
-    """Shows on a terminal how many parts of how many are done, and what was read, while something runs."""
-    console = Console(stderr=True, highlight=False)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as progress:
-        task = progress.add_task("reading", total=None)
-        yield lambda done, total, text: progress.update(task, completed=done, total=total, description=text)
-
-
 def _short_line(step: Any) -> str:
     return f"{step.run} step {step.step} reward {step.metrics['rollout/raw_reward']:.2f}"
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Writes a file that was asked for."""
-    try:
-        path.write_bytes(content)
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
 def _step_line(step: Any) -> str:
@@ -307,38 +181,3 @@ def _step_line(step: Any) -> str:
 def _plain_line(step: Any) -> str:
     position = f"{step.done}/{step.total}, {step.rate:.1f} steps/s, {step.seconds_left:.0f} s left"
     return f"{_step_line(step)} {step.seconds:.2f} s [{position}]"
-
-
-def _conclude(directory: Path, console: Console, as_json: bool, quiet: bool) -> None:
-    """Judges an experiment on disk, writes its report, shows it, and exits with the verdict's code."""
-    from parity.acceptance import assess
-    from parity.reports.terminal import print_report
-    from parity.reports.write import write_report
-
-    result = assess(directory)
-    files = write_report(result, directory / "report")
-    if as_json:
-        sys.stdout.buffer.write((directory / "report" / "report.json").read_bytes())
-    elif quiet:
-        console.print(result.verdict.verdict.value)
-    else:
-        print_report(result, console)
-        console.print(f"report: {files[-1]}", style="dim")
-    sys.exit(EXIT_CODES[result.verdict.verdict])
-
-
-def main() -> None:
-    """The command `parity`: errors are one line on standard error and exit code 2."""
-    try:
-        cli.main(standalone_mode=False)
-    except click.ClickException as error:
-        error.show()
-        sys.exit(EXIT_ERROR)
-    except click.Abort:
-        sys.exit(EXIT_INTERRUPTED)
-    except (ParityError, OSError) as error:
-        click.echo(f"parity: {error}", err=True)
-        sys.exit(EXIT_ERROR)
-    except Exception:  # Python would exit with 1, which means different here
-        traceback.print_exc()
-        sys.exit(EXIT_ERROR)

@@ -1,0 +1,42 @@
+"""The commands; no logic."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+
+import click
+
+from parity.cli.check import check
+from parity.cli.run import report, run
+from parity.cli.selftest import selftest
+from parity.cli.serve import serve
+from parity.cli.shared import EXIT_ERROR, EXIT_HELP, EXIT_INTERRUPTED
+from parity.errors import ParityError
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]}, epilog=EXIT_HELP)
+@click.version_option(package_name="rollout-parity", prog_name="parity")
+def cli() -> None:
+    """Proves that a change to how an RL trainer requests its rollouts leaves training the same, or shows where not."""
+
+
+for command in (run, report, check, serve, selftest):
+    cli.add_command(command)
+
+
+def main() -> None:
+    """The command `parity`: errors are one line on standard error and exit code 2."""
+    try:
+        cli.main(standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(EXIT_ERROR)
+    except click.Abort:
+        sys.exit(EXIT_INTERRUPTED)
+    except (ParityError, OSError) as error:
+        click.echo(f"parity: {error}", err=True)
+        sys.exit(EXIT_ERROR)
+    except Exception:  # Python would exit with 1, which means different here
+        traceback.print_exc()
+        sys.exit(EXIT_ERROR)

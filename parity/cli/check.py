@@ -1,0 +1,62 @@
+"""`parity check`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+import orjson
+from rich.console import Console
+
+from parity.cli.shared import counting, write_file
+
+CHECK_EXAMPLES = """\b
+Examples:
+  parity check dumps/rollout_data --group-size 8 --temperature 1
+  parity check run.samples.jsonl.gz run.exchanges.jsonl.gz --max-new-tokens 4096 --stop-token-ids 151645
+  parity check relax-results/train --group-size 8 --reward my_task:reward --junit parity.xml
+  parity check parity-out/20260101-120000
+  parity check http://127.0.0.1:30000
+"""
+CHECK_EXIT_HELP = "Exit code: 0 passed, 1 failed, 2 wrong input (or a file could not be read whole), 3 inconclusive."
+
+
+@click.command(epilog=CHECK_EXAMPLES + "\n" + CHECK_EXIT_HELP)
+@click.argument("sources", nargs=-1, required=True, metavar="PATH… | URL")
+@click.option("--group-size", type=click.IntRange(1), help="Samples of each group.")
+@click.option("--max-new-tokens", type=click.IntRange(0), help="Cap of a response in tokens.")
+@click.option("--stop-token-ids", type=int, multiple=True, help="A token that ends a response; may be given again.")
+@click.option("--temperature", type=float, help="Sampling temperature, which dumps of hosts do not keep.")
+@click.option("--reward", metavar="MODULE:FUNCTION", help="The reward of one parity.samples.Sample, computed again.")
+@click.option(
+    "--advantage", type=click.Choice(["grpo", "grpo_no_std", "rloo"]), help="The trainer's formula, computed again."
+)
+@click.option("--destructive", is_flag=True, help="With a URL: also send what is known to end some servers.")
+@click.option("--control", is_flag=True, help="With a URL: also update weights, abort and pause, which others notice.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on standard output.")
+@click.option("--junit", type=click.Path(path_type=Path, dir_okay=False), help="Write the result as JUnit XML too.")
+@click.option("--quiet", is_flag=True, help="Print only the verdict.")
+def check(sources: tuple[str, ...], as_json: bool, junit: Path | None, quiet: bool, **asked: Any) -> None:
+    """Holds dumps, recordings, directories of either, or a live engine to the contract.
+
+    What is at a path is recognised by its content: dumps of slime, Miles and Relax, Relax's and verl's JSON lines,
+    Miles' dashboard columns, experiments, samples and exchanges as JSON lines (plain, gzip or zstd) and Parquet.
+    """
+    from parity.checking import check_sources
+    from parity.reports.checks import headline, print_checks
+    from parity.reports.junit import render_findings
+
+    console = Console(stderr=as_json, highlight=False)
+    with counting(quiet) as watcher:
+        result = check_sources(sources, watcher=watcher, **asked)
+    if junit:
+        write_file(junit, render_findings(f"parity check: {result.verdict.value}", result.findings))
+    if as_json:
+        sys.stdout.buffer.write(orjson.dumps(result.to_json(), option=orjson.OPT_INDENT_2) + b"\n")
+    elif quiet:
+        console.print(headline(result), markup=False)
+    else:
+        print_checks(result, console)
+    sys.exit(result.exit_code)

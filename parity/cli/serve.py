@@ -1,0 +1,33 @@
+"""`parity serve`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import click
+
+from parity.cli.shared import cache_directory
+
+
+@click.command()
+@click.option("--model-path", type=click.Path(path_type=Path, file_okay=False, exists=True), help="A checkpoint.")
+@click.option("--task", default="arithmetic", show_default=True, help="Without --model-path: this task's policy.")
+@click.option("--host", default="127.0.0.1", show_default=True)
+@click.option("--port", type=int, default=30000, show_default=True)
+def serve(model_path: Path | None, task: str, host: str, port: int) -> None:
+    """Runs the embedded engine alone, speaking SGLang's protocol.
+
+    \b
+    Examples:
+      parity serve
+      parity serve --model-path my-qwen2 --port 30001
+    """  # noqa: D301 - as above
+    if model_path is None:
+        from parity.training.tasks import get_task
+        from parity.training.warm_start import warm_start
+
+        model_path = warm_start(get_task(task), cache_directory())
+    arguments = ["--model-path", str(model_path), "--host", host, "--port", str(port)]
+    os.execv(sys.executable, [sys.executable, "-m", "parity.engine.embedded", *arguments])

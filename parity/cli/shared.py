@@ -1,0 +1,63 @@
+"""What several commands share: exit codes, progress, files that were asked for."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from parity.errors import UsageError
+from parity.findings import Verdict
+
+EXIT_CODES = {Verdict.PARITY: 0, Verdict.DIFFERENT: 1, Verdict.INCONCLUSIVE: 3}
+EXIT_ERROR = 2
+EXIT_INTERRUPTED = 130
+EXIT_HELP = "Exit code: 0 parity, 1 different, 2 wrong input or command, 3 inconclusive."
+
+
+def cache_directory() -> Path:
+    """Where warm-started policies are kept: ``$PARITY_CACHE``, else the user's cache directory."""
+    if chosen := os.environ.get("PARITY_CACHE"):
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rollout-parity"
+
+
+@contextmanager
+def counting(quiet: bool) -> Iterator[Callable[[int, int, str], None]]:
+    """Shows on a terminal how many parts of how many are done, and what was read, while something runs."""
+    console = Console(stderr=True, highlight=False)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as progress:
+        task = progress.add_task("reading", total=None)
+        yield lambda done, total, text: progress.update(task, completed=done, total=total, description=text)
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Writes a file that was asked for."""
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written: {error.strerror or error}") from error
+
+
+def conclude(directory: Path, console: Console, as_json: bool, quiet: bool) -> None:
+    """Judges an experiment on disk, writes its report, shows it, and exits with the verdict's code."""
+    from parity.acceptance import assess
+    from parity.reports.terminal import print_report
+    from parity.reports.write import write_report
+
+    result = assess(directory)
+    files = write_report(result, directory / "report")
+    if as_json:
+        sys.stdout.buffer.write((directory / "report" / "report.json").read_bytes())
+    elif quiet:
+        console.print(result.verdict.verdict.value)
+    else:
+        print_report(result, console)
+        console.print(f"report: {files[-1]}", style="dim")
+    sys.exit(EXIT_CODES[result.verdict.verdict])
