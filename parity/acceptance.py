@@ -30,8 +30,8 @@ from parity.training.tasks import Task, get_task
 
 
 @dataclass(frozen=True, slots=True)
-class _FinishedPair:
-    """A pair whose two runs have both been started, and how many steps both have finished."""
+class _StartedPair:
+    """A pair of which something is on disk, and how many steps both runs have finished."""
 
     pair: Pair
     stores: tuple[RunStore, RunStore]
@@ -42,45 +42,49 @@ def assess(directory: Path) -> Report:
     """Checks all that an experiment has on disk and builds its report.
 
     Raises:
-        InputError: The directory holds no experiment, a file of it cannot be read, or no step is finished.
+        InputError: The directory holds no experiment, a file of it cannot be read, or no step is there to check.
     """
     experiment = read_experiment(directory)
     config = ExperimentConfig.from_json(experiment["config"])
     planned = plan_pairs(config, experiment.get("designs", ()))
-    pairs = list(_finished_pairs(directory, planned))
-    if not pairs:
-        raise InputError(f"{directory}: no pair of runs has a finished step to compare")
+    started = list(_started_pairs(directory, planned))
+    if not started:
+        raise InputError(f"{directory}: no run has a step to check")
+    pairs = [pair for pair in started if pair.steps]
     findings = [
-        *_contract_findings(pairs, config, experiment),
+        *_contract_findings(started, config, experiment),
         *_unfinished(directory, planned),
         *_replay_findings(pairs),
         *_training_findings(pairs, config),
         *_cost_findings(pairs),
     ]
-    return build_report(experiment, [record for pair in pairs for record in _records(pair)], findings)
+    return build_report(experiment, [record for pair in started for record in _records(pair)], findings)
 
 
-def _finished_pairs(directory: Path, pairs: Sequence[Pair]) -> Iterator[_FinishedPair]:
+def _started_pairs(directory: Path, pairs: Sequence[Pair]) -> Iterator[_StartedPair]:
     for pair in pairs:
         first, second = (run_store(directory, name) for name in pair.names)
-        steps = min(first.finished_steps(), second.finished_steps())
-        if steps:
-            yield _FinishedPair(pair, (first, second), steps)
+        if first.written_steps() or second.written_steps():
+            steps = min(first.finished_steps(), second.finished_steps())
+            yield _StartedPair(pair, (first, second), steps)
 
 
 def _unfinished(directory: Path, planned: Sequence[Pair]) -> Iterator[Finding]:
     """Pairs that have not gone as far as was asked: what they would have shown is open."""
     for pair in planned:
-        steps = min(run_store(directory, name).finished_steps() for name in pair.names)
+        stores = [run_store(directory, name) for name in pair.names]
+        steps = min(store.finished_steps() for store in stores)
         if steps < pair.steps:
             level = Level.TRAINING if pair.design == "paired" else Level.REPLAY
             message = f"{steps} of {pair.steps} steps of {' and '.join(pair.names)} are finished; go on with --resume"
+            if why := next((str(text) for store in stores if (text := store.outcome().get("message"))), None):
+                message = f"{message} ({why})"
             yield Finding(
                 "steps_finished", level, Status.INCONCLUSIVE, message, Where(pair.names[1]), pair.steps, steps
             )
 
 
-def _records(finished: _FinishedPair) -> Iterator[RunRecord]:
+def _records(finished: _StartedPair) -> Iterator[RunRecord]:
     pair = finished.pair
     for store, arm in zip(finished.stores, pair.arms, strict=True):
         yield RunRecord(store.name, arm, pair.seed, pair.design, store.metrics(), store.outcome(), store.events())
@@ -88,7 +92,7 @@ def _records(finished: _FinishedPair) -> Iterator[RunRecord]:
 
 def _rules(config: ExperimentConfig, policy: Mapping[str, Any], task: Task, store: RunStore, design: str) -> Rules:
     training = config.training
-    steps = range(store.finished_steps())
+    steps = range(store.written_steps())
 
     def reward(sample: Sample) -> float:
         return task.reward(sample.extra["prompt"], sample.text or "")
@@ -108,22 +112,23 @@ def _rules(config: ExperimentConfig, policy: Mapping[str, Any], task: Task, stor
 
 
 def _contract_findings(
-    pairs: Sequence[_FinishedPair], config: ExperimentConfig, experiment: Mapping[str, Any]
+    pairs: Sequence[_StartedPair], config: ExperimentConfig, experiment: Mapping[str, Any]
 ) -> list[Finding]:
     """Contract checks of each run and of each pair; what passes in all is one finding, what fails names its run."""
     task = get_task(config.task)
     found = []
     for finished in pairs:
-        for store in finished.stores:
+        for store in (store for store in finished.stores if store.written_steps()):
             rules = _rules(config, experiment["policy"], task, store, finished.pair.design)
             found += [finding.in_run(store.name) for finding in _run_findings(store, rules)]
-        baseline, changed = (_rollouts(store, finished.steps) for store in finished.stores)
+        steps = min(store.written_steps() for store in finished.stores)
+        baseline, changed = (_rollouts(store, steps) for store in finished.stores)
         found += [finding.in_run(finished.stores[1].name) for finding in check_arms(baseline, changed)]
     return merge(found)
 
 
 def _run_findings(store: RunStore, rules: Rules) -> list[Finding]:
-    steps = store.finished_steps()
+    steps = store.written_steps()
     rollouts = [store.rollout(step) for step in range(steps)]
     return [
         *check_batches(rollouts, rules),
@@ -176,7 +181,7 @@ def _sum(check: str, alike: Sequence[Finding]) -> list[Finding]:
     return [replace(alike[0], where=Where(), message=message, evidence={**counts, "runs": runs})]
 
 
-def _replay_findings(pairs: Sequence[_FinishedPair]) -> list[Finding]:
+def _replay_findings(pairs: Sequence[_StartedPair]) -> list[Finding]:
     """L2 of each twin and replay pair, or that there is none."""
     found: list[Finding] = []
     for finished in pairs:
@@ -201,7 +206,7 @@ def _replay_findings(pairs: Sequence[_FinishedPair]) -> list[Finding]:
     return found
 
 
-def _training_findings(pairs: Sequence[_FinishedPair], config: ExperimentConfig) -> list[Finding]:
+def _training_findings(pairs: Sequence[_StartedPair], config: ExperimentConfig) -> list[Finding]:
     curves = list(_curves(pairs, {"paired"}))
     if not curves:
         message = "no freely sampled pair was run, so no curves are compared"
@@ -210,7 +215,7 @@ def _training_findings(pairs: Sequence[_FinishedPair], config: ExperimentConfig)
     return [*training_findings(baseline, changed, config.margins), collapse_finding(baseline, changed)]
 
 
-def _cost_findings(pairs: Sequence[_FinishedPair]) -> list[Finding]:
+def _cost_findings(pairs: Sequence[_StartedPair]) -> list[Finding]:
     """L4 of every pair that an engine answered; a twin's arms make the same tokens, so their times compare best."""
     curves = list(_curves(pairs, {"twin", "paired"}))
     if not curves:
@@ -218,7 +223,7 @@ def _cost_findings(pairs: Sequence[_FinishedPair]) -> list[Finding]:
     return cost_findings(curves)
 
 
-def _curves(pairs: Sequence[_FinishedPair], designs: Collection[str]) -> Iterator[tuple[RunCurves, RunCurves]]:
+def _curves(pairs: Sequence[_StartedPair], designs: Collection[str]) -> Iterator[tuple[RunCurves, RunCurves]]:
     """The curves of each pair of these designs, by run."""
     for finished in pairs:
         if finished.pair.design in designs:

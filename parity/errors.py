@@ -11,7 +11,7 @@ and the numbers.
     │   └── NotRecognised       a file is in no format that is read
     ├── EngineError             the engine failed to start, died, or refused a control request     exit 2
     │   └── EngineUnavailable   no answer: connection refused or cut, 502, 503, 504, time-out (worth a restart)
-    └── TrainingError           a training step produced a value that training cannot go on from   exit 2
+    └── TrainingError           a training step produced a value that training cannot go on from   exit by verdict
 """
 
 from __future__ import annotations

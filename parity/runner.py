@@ -20,13 +20,14 @@ from typing import Any
 import psutil
 
 from parity.engine import Engine, EngineClient, open_engine
-from parity.errors import EngineError, EngineUnavailable, ParityError, UsageError
+from parity.errors import EngineError, EngineUnavailable, InputError, ParityError, TrainingError, UsageError
 from parity.exchanges import Exchange
 from parity.experiment import ExperimentConfig, Pair, plan_pairs, weight_version
 from parity.faults import AfterScoring, planting
 from parity.metrics import rollout_metrics
 from parity.provenance import commit, versions
 from parity.replay import replaying_post
+from parity.samples import Rollout
 from parity.store import RunStore, amend_experiment, create_experiment, exclusive, read_experiment, run_store
 from parity.training.policy import load_tokenizer, policy_config
 from parity.training.rollouts import RolloutResult, generate_rollout
@@ -96,7 +97,7 @@ def choose_designs(config: ExperimentConfig, capabilities: Capabilities) -> tupl
 def run_experiment(
     config: ExperimentConfig, out: Path, *, command: str, watcher: Watcher, cache: Path, resume: bool = False
 ) -> None:
-    """Runs, or goes on with, all pairs of an experiment.
+    """Runs, or goes on with, all pairs of an experiment, up to a step that cannot be trained on.
 
     Args:
         config: What is asked for; with `resume` it must equal what the directory says.
@@ -109,7 +110,6 @@ def run_experiment(
     Raises:
         UsageError: The configuration cannot be run, or is not the one on disk.
         EngineError: The engine does not come up, or a step failed `STEP_ATTEMPTS` times.
-        TrainingError: A training step produced a NaN.
     """
     config.validate()
     with exclusive(out):
@@ -126,6 +126,8 @@ def run_experiment(
         engine = open_engine(config.engine, policy, out / "logs", control=config.control, progress=progress)
         try:
             asyncio.run(_run_pairs(config, out, task, policy, engine, watcher, resume))
+        except TrainingError as error:  # the step's samples are on disk, and the contract says what is wrong with them
+            watcher.note(f"{error}; no further step is run")
         finally:
             engine.stop()
 
@@ -347,7 +349,7 @@ async def _revive(bench: _Bench, run: _Run, step: int, attempt: int, watcher: Wa
 
 
 async def _step(bench: _Bench, run: _Run, step: int) -> dict[str, Any]:
-    """Weights to the engine, rollout, training, everything on disk, and last the line that counts the step."""
+    """Weights to the engine, rollout to disk, training, checkpoint, and last the line that counts the step."""
     began = time.monotonic()
     recording = _recording(bench, run.pair, step) if run.pair.design == "replay" else None
     if recording is None:
@@ -355,10 +357,10 @@ async def _step(bench: _Bench, run: _Run, step: int) -> dict[str, Any]:
         await bench.client.update_weights(run.store.checkpoint_path(step), version)
     updated = time.monotonic()
     result = await _rollout(bench, run, step, recording)
-    generated = time.monotonic()
-    train = run.trainer.train(result.rollout)
-    trained = time.monotonic()
     run.store.write_step(step, result.rollout, result.exchanges)
+    written = time.monotonic()
+    train = _train(run, step, result.rollout)
+    trained = time.monotonic()
     run.trainer.save(run.store.checkpoint_path(step + 1))
     metrics = {
         "step": step,
@@ -367,12 +369,19 @@ async def _step(bench: _Bench, run: _Run, step: int) -> dict[str, Any]:
         **group_metrics(result.reports),
         "perf/requests": float(len(result.exchanges)),
         "perf/update_weights_time": updated - began,
-        "perf/train_time": trained - generated,
+        "perf/train_time": trained - written,
         "perf/step_time": time.monotonic() - began,
     }
     run.store.append_metrics(metrics)
     run.store.prune_checkpoints(keep_from=step)
     return metrics
+
+
+def _train(run: _Run, step: int, rollout: Rollout) -> dict[str, float]:
+    try:
+        return run.trainer.train(rollout)
+    except (InputError, TrainingError) as error:
+        raise TrainingError(f"{run.store.name}: cannot be trained on: {error}") from error
 
 
 def _recording(bench: _Bench, pair: Pair, step: int) -> Post:

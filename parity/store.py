@@ -146,6 +146,13 @@ class RunStore:
         """How many steps are finished."""
         return len(_read_lines(self.path / "metrics.jsonl"))
 
+    def written_steps(self) -> int:
+        """How many steps have samples and exchanges: the finished ones, and one that could not be trained on."""
+        steps = self.finished_steps()
+        while self.exchanges_path(steps).exists():
+            steps += 1
+        return steps
+
     def drop_unfinished(self) -> None:
         """Removes what a step cut off by a death left behind: half lines, rollout, exchanges, later checkpoints."""
         for name in ("metrics.jsonl", "events.jsonl"):
@@ -162,7 +169,7 @@ class RunStore:
                 shutil.rmtree(path)
 
     def write_step(self, step: int, rollout: Rollout, exchanges: Iterable[Exchange]) -> None:
-        """Writes the samples and the exchanges of one step."""
+        """Writes the samples and then the exchanges of one step."""
         columns = pa.BufferOutputStream()
         pq.write_table(rollout.table, columns, compression="zstd")
         write_atomically(self.rollout_path(step), columns.getvalue())

@@ -55,6 +55,14 @@ def test_a_line_cut_off_while_it_was_written_is_no_finished_step(run: RunStore) 
     assert run.finished_steps() == 3
 
 
+def test_a_step_without_its_line_is_written_and_not_finished(run: RunStore) -> None:
+    finish(run, 0)
+    run.write_step(1, run.rollout(0), [])
+    assert (run.finished_steps(), run.written_steps()) == (1, 2)
+    run.exchanges_path(1).unlink()  # they are written last
+    assert run.written_steps() == 1
+
+
 def test_checkpoints_before_the_last_step_go(run: RunStore) -> None:
     for step in range(3):
         finish(run, step)

@@ -178,9 +178,16 @@ _ABORTED = ("samples_received", "arms_finish_reasons")
 _MEDIA = "data:image/png;base64,iVBORw0KGgo="
 
 IN_RUN = frozenset(
-    {"exchanged-outputs", "exchanged-rewards", "truncated-zeroes-all", "shifted-logprobs", "copied-siblings"}
+    {
+        "exchanged-outputs",
+        "exchanged-rewards",
+        "truncated-zeroes-all",
+        "shifted-logprobs",
+        "copied-siblings",
+        "logprobs-missing-in-arm",
+    }
 )
-"""Faults of scored samples that leave them fit to train on."""
+"""Faults of scored samples, whatever their number and lengths; the last leaves nothing to train on."""
 
 FAULTS = tuple(
     Fault(

@@ -209,7 +209,7 @@ class Fault:
         level: That check's level.
         units: Size of a scene (groups, steps, runs) that suffices to catch it.
         companions: Patterns of other checks that may fail with it, because the same defect breaks their rule too.
-        in_run: It may be planted in a training run: it works on scored samples and leaves them fit to train on.
+        in_run: It may be planted in a training run: it works on any scored samples.
     """
 
     name: str

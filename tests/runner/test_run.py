@@ -99,6 +99,24 @@ def test_outputs_exchanged_after_scoring_are_found_at_their_step_group_and_slot(
     assert before[2]["train/loss"] != after[2]["train/loss"]
 
 
+def test_samples_that_cannot_be_trained_on_are_judged_all_the_same(parity: Parity, tmp_path: Path) -> None:
+    """Even those of the first step, so that no step is ever finished."""
+    out = tmp_path / "out"
+    process = parity("run", *TWIN, "--plant", "logprobs-missing-in-arm@0", "--out", out)
+    printed, errors = process.communicate(timeout=500)
+    assert process.returncode == 1, printed + errors
+    assert "native-seed0: cannot be trained on: step 0, group 0, slot 0: logprobs has 0 entries" in errors
+    report = report_of(out)
+    assert report["verdict"] == "DIFFERENT"
+    places = [
+        one["where"] for one in report["findings"] if (one["check"], one["status"]) == ("samples_received", "fail")
+    ]
+    assert {(where["run"], where["rollout_id"]) for where in places} == {("native-seed0", 0)}
+    assert [where["group_index"] for where in places] == [0, 1, 2, 3]
+    native = stores(out)[1]
+    assert (native.finished_steps(), native.outcome()["status"]) == (0, "failed")
+
+
 def test_free_pairs_and_a_replay_of_them(parity: Parity, tmp_path: Path) -> None:
     """Without seeds, one recording through both arms takes the twin's place."""
     out = tmp_path / "out"
