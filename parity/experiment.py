@@ -14,8 +14,11 @@ from rollout_patch import ARMS
 ENGINES = ("embedded", "sglang")
 """Engines that can be started here; a URL names one that somebody else runs."""
 
-DESIGNS = ("twin", "replay", "paired")
-"""How a pair is made: seeded sampling in both arms; one recording served to both arms; free sampling in both arms."""
+MIXED_DESIGNS = ("switchback", "probe")
+"""Both arms inside one run: each group in an arm drawn by a coin; prompts asked in both arms, of which one is trained on."""
+
+DESIGNS = ("twin", "replay", "paired", *MIXED_DESIGNS)
+"""How runs are made: seeded sampling in both arms; one recording served to both; free sampling in both; one mixed run."""
 
 DEFAULT_MARGINS: Mapping[str, float] = {
     "rollout/raw_reward": 0.10,
@@ -39,8 +42,8 @@ class ExperimentConfig:
         control: Whether weights may be pushed to a deployment at a URL, which training needs.
         designs: Which of `DESIGNS` to run, in order; empty: twin then paired where the engine can seed, else replay
             then paired.
-        seeds: Number of paired seeds.
-        steps: Training steps of each paired run.
+        seeds: Number of paired seeds, and of mixed runs.
+        steps: Training steps of each paired or mixed run.
         twin_steps: Training steps of each twin run.
         training: The trainer's settings.
         margins: The largest difference that counts as the same, by metric.
@@ -108,7 +111,10 @@ class ExperimentConfig:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A baseline run and an experiment run with the same seed: same initial weights, same prompts in the same order."""
+    """A baseline run and an experiment run with the same seed: same initial weights, same prompts in the same order.
+
+    In a mixed design one run, named after the design, has groups of both arms.
+    """
 
     design: str
     seed: int
@@ -116,11 +122,20 @@ class Pair:
     arms: tuple[str, str]
 
     @property
-    def names(self) -> tuple[str, str]:
-        """The names of the two runs, baseline first."""
+    def mixed(self) -> bool:
+        """Whether one run has groups of both arms."""
+        return self.design in MIXED_DESIGNS
+
+    @property
+    def run_arms(self) -> tuple[str, ...]:
+        """The arm of each run; a mixed run is called by its design."""
+        return (self.design,) if self.mixed else self.arms
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the runs, baseline first."""
         prefix = "replay-" if self.design == "replay" else ""
-        first, second = (f"{prefix}{arm}-seed{self.seed}" for arm in self.arms)
-        return first, second
+        return tuple(f"{prefix}{arm}-seed{self.seed}" for arm in self.run_arms)
 
 
 def weight_version(run: str, step: int) -> str:
@@ -129,7 +144,7 @@ def weight_version(run: str, step: int) -> str:
 
 
 def plan_pairs(config: ExperimentConfig, designs: Sequence[str]) -> list[Pair]:
-    """The pairs of an experiment in the order they run; the twin has seed 0, paired seeds count from 1.
+    """The pairs of an experiment in the order they run; the twin has seed 0, the seeds of the others count from 1.
 
     A replay pair replays the first paired baseline, so it runs after it.
     """
@@ -139,4 +154,5 @@ def plan_pairs(config: ExperimentConfig, designs: Sequence[str]) -> list[Pair]:
         pairs += [Pair("paired", seed, config.steps, arms) for seed in range(1, config.seeds + 1)]
     if "replay" in designs:
         pairs.insert(1 if pairs and pairs[0].design == "paired" else len(pairs), Pair("replay", 1, config.steps, arms))
-    return pairs
+    mixed = [design for design in MIXED_DESIGNS if design in designs]
+    return pairs + [Pair(design, seed, config.steps, arms) for design in mixed for seed in range(1, config.seeds + 1)]

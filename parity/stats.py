@@ -18,6 +18,7 @@ from parity.statistics.groups import (
     paired_groups,
     slot_test,
 )
+from parity.statistics.monitor import Monitor, Watched
 from parity.statistics.multiplicity import benjamini_hochberg, holm
 from parity.statistics.permutation import (
     PairContrasts,
@@ -57,6 +58,7 @@ __all__ = [
     "EProcess",
     "GroupValues",
     "Margin",
+    "Monitor",
     "PairContrasts",
     "PairedResult",
     "PowerRow",
@@ -65,6 +67,7 @@ __all__ = [
     "Result",
     "RunComparison",
     "RunValues",
+    "Watched",
     "average_e_value",
     "benjamini_hochberg",
     "bernoulli_e_value",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,17 @@ from parity.samples import SAMPLE_FIELDS, STATUS_OF_FINISH_REASON, Rollout, Samp
 from parity.training.config import TrainingConfig
 from parity.training.grpo import group_advantages
 from parity.training.tasks import Task
-from rollout_patch import Capabilities, GroupReport, Output, Permits, Post, SampleRequest, generate_group
+from rollout_patch import (
+    Assignment,
+    Capabilities,
+    GroupReport,
+    Output,
+    Permits,
+    Post,
+    SampleRequest,
+    fixed,
+    generate_group,
+)
 
 SEQUENCES_IN_FLIGHT = 512
 """Most samples asked for at once, as slime's `--sglang-server-concurrency` is by default."""
@@ -31,16 +41,20 @@ class RolloutResult:
     """A rollout and how it was made.
 
     Attributes:
-        rollout: The samples, groups in order and slots in order inside them.
-        exchanges: Every request sent, group by group.
+        rollout: The samples to train on, groups in order and slots in order inside them.
+        exchanges: Every request sent for them, group by group.
         reports: One a group.
         seconds: From the first request to the last answer.
+        compared: Samples of the same prompts in the other arm, which nothing is trained on; none outside a probe.
+        compared_exchanges: Every request sent for those.
     """
 
     rollout: Rollout
     exchanges: list[Exchange]
     reports: list[GroupReport]
     seconds: float
+    compared: Rollout | None = None
+    compared_exchanges: Sequence[Exchange] = ()
 
 
 class SampleAdapter:
@@ -78,7 +92,7 @@ async def generate_rollout(
     config: TrainingConfig,
     step: int,
     seed: int,
-    arm: str,
+    arm: str | Callable[[int], Assignment],
     client_post: Post,
     capabilities: Capabilities,
     engine_id: str,
@@ -94,7 +108,7 @@ async def generate_rollout(
         config: Groups, group size and sampling parameters.
         step: Counted from 0; with `seed` it determines the prompts and, if `seeded`, every sampling seed.
         seed: Of the run.
-        arm: One of `rollout_patch.ARMS`.
+        arm: One of `rollout_patch.ARMS`, or which arms a group gets, by its index.
         client_post: Sends one `/generate` request.
         capabilities: Of the engine.
         engine_id: The name that samples and exchanges carry.
@@ -106,18 +120,20 @@ async def generate_rollout(
         PatchError: A group could not be generated; the requests of the others are cancelled.
         ExchangeError: A response has no text to score.
     """
-    groups = _unanswered_groups(task, tokenizer, config, step, seed, seeded)
-    exchanges: list[list[Exchange]] = [[] for _ in groups]
+    assign = arm if callable(arm) else lambda _: fixed(arm)
+    every = _asked_groups(task, tokenizer, config, step, seed, seeded, assign)
     permits = Permits(asyncio.Semaphore(SEQUENCES_IN_FLIGHT), SEQUENCES_IN_FLIGHT)
 
-    async def generate(group_index: int) -> GroupReport:
+    async def generate(asked: _AskedGroup) -> GroupReport:
+        place = {"engine_id": engine_id, "rollout_id": step, "group_index": asked.group_index}
+
         def record(row: dict[str, Any]) -> None:
-            place = {"engine_id": engine_id, "rollout_id": step, "group_index": group_index}
-            exchanges[group_index].append(Exchange.from_json({**row, **place}, f"step {step}, group {group_index}"))
+            where = f"step {step}, group {asked.group_index}"
+            asked.exchanges.append(Exchange.from_json({**row, **place}, where))
 
         return await generate_group(
-            arm,
-            groups[group_index],
+            asked.arm,
+            asked.samples,
             adapter=SampleAdapter(),
             post=client_post,
             capabilities=capabilities,
@@ -127,17 +143,18 @@ async def generate_rollout(
         )
 
     started = time.perf_counter()
-    reports = await _all_or_none([asyncio.ensure_future(generate(group_index)) for group_index in range(len(groups))])
+    reports = await _all_or_none([asyncio.ensure_future(generate(asked)) for asked in every])
     seconds = time.perf_counter() - started
-    for group, report in zip(groups, reports, strict=True):
-        _finish(group, report, engine_id)
-    samples = [sample for group in groups for sample in group]
+    for asked, report in zip(every, reports, strict=True):
+        _finish(asked.samples, report, engine_id)
+    samples = [sample for asked in every for sample in asked.samples]
     _score(task, samples)
     if after_scoring is not None:
         after_scoring(step, samples)
-    _normalise(groups)
-    every_exchange = [exchange for of_group in exchanges for exchange in of_group]
-    return RolloutResult(Rollout.from_samples(samples), every_exchange, reports, seconds)
+    _normalise([asked.samples for asked in every])
+    rollout, exchanges = _gathered([asked for asked in every if asked.trained])
+    compared = [asked for asked in every if not asked.trained]
+    return RolloutResult(rollout, exchanges, reports, seconds, *(_gathered(compared) if compared else ()))
 
 
 def sampling_seed_base(config: TrainingConfig, seed: int, step: int, group_index: int) -> int:
@@ -153,31 +170,60 @@ def sampling_seed_base(config: TrainingConfig, seed: int, step: int, group_index
     return offset + index
 
 
-def _unanswered_groups(
-    task: Task, tokenizer: PreTrainedTokenizerFast, config: TrainingConfig, step: int, seed: int, seeded: bool
-) -> list[list[Sample]]:
-    groups = []
+@dataclass(frozen=True, slots=True)
+class _AskedGroup:
+    """A prompt in one arm, its samples, and the exchanges as they come."""
+
+    group_index: int
+    arm: str
+    trained: bool
+    samples: list[Sample]
+    exchanges: list[Exchange] = field(default_factory=list)
+
+
+def _asked_groups(
+    task: Task,
+    tokenizer: PreTrainedTokenizerFast,
+    config: TrainingConfig,
+    step: int,
+    seed: int,
+    seeded: bool,
+    assign: Callable[[int], Assignment],
+) -> list[_AskedGroup]:
+    """Every group of a step, once in each arm that it was assigned."""
+    every = []
     for group_index, prompt in enumerate(task.prompts(seed, step, config.groups_per_step)):
         prompt_ids = tokenizer.encode(prompt)
         base = sampling_seed_base(config, seed, step, group_index) if seeded else None
-        group = [
-            Sample(
-                group_index,
-                index,
-                rollout_id=step,
-                prompt_ids=prompt_ids,
-                status="pending",
-                max_new_tokens=task.max_new_tokens,
-                sampling_seed=None if base is None else base + index,
-                temperature=config.temperature,
-                top_p=config.top_p,
-                top_k=config.top_k,
-                extra={"prompt": prompt},
-            )
-            for index in range(config.group_size)
-        ]
-        groups.append(group)
-    return groups
+        assignment = assign(group_index)
+        for arm in assignment.arms:
+            trained = arm == assignment.arms[0]
+            extra: dict[str, Any] = {"prompt": prompt}
+            if assignment.design != "fixed":
+                extra["assignment"] = {"policy": assignment.design, "seed": seed, "arm": arm, "trained": trained}
+            group = [
+                Sample(
+                    group_index,
+                    index,
+                    rollout_id=step,
+                    prompt_ids=prompt_ids,
+                    status="pending",
+                    max_new_tokens=task.max_new_tokens,
+                    sampling_seed=None if base is None else base + index,
+                    temperature=config.temperature,
+                    top_p=config.top_p,
+                    top_k=config.top_k,
+                    extra=dict(extra),
+                )
+                for index in range(config.group_size)
+            ]
+            every.append(_AskedGroup(group_index, arm, trained, group))
+    return every
+
+
+def _gathered(groups: Sequence[_AskedGroup]) -> tuple[Rollout, list[Exchange]]:
+    samples = [sample for group in groups for sample in group.samples]
+    return Rollout.from_samples(samples), [exchange for group in groups for exchange in group.exchanges]
 
 
 async def _all_or_none(tasks: list[asyncio.Future[GroupReport]]) -> list[GroupReport]:
