@@ -13,6 +13,7 @@ from parity.contract_checks import (
     check_accounting,
     check_arms,
     check_batches,
+    check_curves,
     check_exchanges,
     check_metrics,
 )
@@ -124,7 +125,8 @@ def _contract_findings(
         steps = min(store.written_steps() for store in finished.stores)
         baseline, changed = (_rollouts(store, steps) for store in finished.stores)
         found += [finding.in_run(finished.stores[1].name) for finding in check_arms(baseline, changed)]
-    return merge(found)
+    curves = list(_curves(pairs, {"twin", "replay", "paired"}))
+    return [*merge(found), *check_curves([first for first, _ in curves], [second for _, second in curves])]
 
 
 def _run_findings(store: RunStore, rules: Rules) -> list[Finding]:
@@ -224,8 +226,8 @@ def _cost_findings(pairs: Sequence[_StartedPair]) -> list[Finding]:
 
 
 def _curves(pairs: Sequence[_StartedPair], designs: Collection[str]) -> Iterator[tuple[RunCurves, RunCurves]]:
-    """The curves of each pair of these designs, by run."""
-    for finished in pairs:
-        if finished.pair.design in designs:
-            first, second = (curves_of_run(store.name, store.metrics()) for store in finished.stores)
+    """The curves of each pair of these designs, by run, over the steps that both have finished."""
+    for started in pairs:
+        if started.pair.design in designs:
+            first, second = (curves_of_run(store.name, store.metrics()[: started.steps]) for store in started.stores)
             yield first, second

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,9 @@ TIMED = "perf/"
 
 METRIC_TOLERANCE = 1e-6
 """Relative difference that recording a metric in 32 bits may make."""
+
+COUNTED = ("rollout/zero_std/", "rollout/missing/", "rollout_patch/")
+"""Prefixes of metrics that are logged only at steps at which what they count happened."""
 
 TRAIN_ROLLOUT_METRIC = "train/train_rollout_logprob_abs_diff"
 LARGEST_TRAIN_ROLLOUT_GAP = 0.1
@@ -48,21 +52,37 @@ def metrics_recomputed(rollouts: Mapping[int, Rollout], records: Iterable[Mappin
 
 
 def regular_steps(curves: Sequence[RunCurves]) -> Outcome:
-    """A metric is logged at regular steps, from its first to its last without a gap."""
+    """A metric is logged at regular steps from its first to its last: no step that its run logs otherwise lacks it.
 
-    def cases() -> Iterator[Case]:
-        for curve in _all(curves):
-            widths = np.diff(curve.steps)
-            if not len(widths) or (widths == widths.min()).all():
-                continue
-            place = int(np.argmax(widths != widths.min()))
-            step, after = (int(curve.steps[k]) for k in (place, place + 1))
-            message = (
-                f"{curve.metric} of {curve.run}: step {step} is followed by {after}, {widths.min()} steps expected"
-            )
-            yield Case(_where(curve, step), step + int(widths.min()), after, message)
+    A gap is a hole where nothing of the run is logged in between, or where the metric has no other gap: a metric with
+    several gaps that others fill is logged when there is something to log.
+    """
+    cases = []
+    sparse = 0
+    for run in curves:
+        every = _steps_of([run])
+        logged = np.array(sorted(set().union(*every.values())), dtype=np.int64)
+        for curve in run.values():
+            gaps = _gaps(curve)
+            holes = [gap for gap in gaps if not ((logged > gap[0]) & (logged < gap[1])).any()]
+            if len(gaps) == 1 and not curve.metric.startswith(COUNTED):
+                holes = gaps
+            if holes:
+                step, after = holes[0]
+                stride = int(np.diff(curve.steps).min())
+                message = f"{curve.metric} of {curve.run}: step {step} is followed by {after}, not {step + stride}"
+                cases.append(Case(_where(curve, step), step + stride, after, message))
+            else:
+                sparse += bool(gaps)
+    checked = sum(map(len, curves)) - sparse
+    return Outcome(checked, len(cases), tuple(cases[:SHOWN]), sparse, "logged only at some steps")
 
-    return _outcome(curves, cases())
+
+def _gaps(curve: Curve) -> list[tuple[int, int]]:
+    """The neighbouring steps of a curve that are further apart than its closest ones."""
+    steps = curve.steps.tolist()
+    stride = min((after - step for step, after in pairwise(steps)), default=0)
+    return [(step, after) for step, after in pairwise(steps) if after - step != stride]
 
 
 def steps_once(curves: Sequence[RunCurves]) -> Outcome:
@@ -119,17 +139,20 @@ def train_rollout_gap(curves: Sequence[RunCurves]) -> Outcome:
 
 
 def arms_same_steps(baseline: Sequence[RunCurves], experiment: Sequence[RunCurves]) -> Outcome:
-    """Both arms log the same metrics at the same steps."""
+    """Both arms log the same metrics at the same steps, apart from metrics that are logged when something happens."""
     arms = [_steps_of(runs) for runs in (baseline, experiment)]
+    irregular = {curve.metric for curve in _all([*baseline, *experiment]) if len(_gaps(curve)) > 1}
     names = sorted(arms[0].keys() | arms[1].keys())
+    compared = [name for name in names if name not in irregular and not name.startswith(COUNTED)]
     cases = []
-    for name in names:
+    for name in compared:
         left, right = (arm.get(name, set()) for arm in arms)
         if left != right:
             lone = sorted(left ^ right)
             message = f"{name}: {len(left)} steps in the baseline, {len(right)} in the experiment, {len(lone)} in one"
             cases.append(Case(Where(None, lone[0], None, None, name), len(left), len(right), message))
-    return Outcome(len(names), len(cases), tuple(cases[:SHOWN]))
+    left_out = len(names) - len(compared)
+    return Outcome(len(compared), len(cases), tuple(cases[:SHOWN]), left_out, "logged only at some steps")
 
 
 def _steps_of(runs: Sequence[RunCurves]) -> dict[str, set[int]]:

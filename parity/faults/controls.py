@@ -180,6 +180,18 @@ def _as_it_is(scene: Any) -> None:
     """Nothing is changed."""
 
 
+def _counted(runs: Runs) -> None:
+    """Groups of zero deviation are counted where there are some: by value, so at some steps, or all but one."""
+    for number, records in enumerate((*runs.baseline, *runs.experiment)):
+        for step, record in enumerate(records):
+            if (step + number) % 3:
+                record["rollout/zero_std/count_1.0"] = 1.0
+            if (step * step + number) % 7 < 2:
+                record["diagnostics/overlong"] = 1.0
+            if step != 10 + number:
+                record["rollout/zero_std/count_0.0"] = 2.0
+
+
 CONTROLS = (
     Control("sound-wire", "sound answers", WIRE, _as_it_is),
     Control("sound-rollout", "a sound rollout with media", ROLLOUT, _as_it_is),
@@ -203,4 +215,5 @@ CONTROLS = (
     Control("collapse-in-both", "both arms collapse", RUNS, _both_collapse, 3),
     Control("fewer-requests", "an eighth of the requests", RUNS, _fewer_requests, 3),
     Control("logged-rarely", "a metric logged every tenth step", RUNS, _logged_rarely, 3),
+    Control("counted-when-it-happens", "metrics that are logged when something happens", RUNS, _counted, 3),
 )

@@ -176,6 +176,12 @@ def _purge_some(records: list[dict[str, Any]]) -> None:
     records[30:30] = [{**record, "rollout/raw_reward": record[_REWARD] * 1.01} for record in records[20:30]]
 
 
+def _purge_tag(records: list[dict[str, Any]]) -> None:
+    """Steps 20 to 29 of one tag are purged at a restart, those of the others are not."""
+    for record in records[20:30]:
+        del record["train/grad_norm"]
+
+
 def scale(metric: str, factor: float, start: int = 0) -> Callable[[Sequence[dict[str, Any]]], None]:
     """Multiplies a metric from a step on."""
 
@@ -232,6 +238,10 @@ CURVE_FAULTS = tuple(
         (
             "overlap-kept", "tensorflow/tensorboard#1272", "tracker", "steps before a restart are logged again",
             RUNS, each_run(_purge_some), "curve_steps_once", Level.CONTRACT, 1, (),
+        ),
+        (
+            "tag-purged", "tensorflow/tensorboard#3732", "tracker", "steps before a restart are lost for one tag",
+            RUNS, each_run(_purge_tag), "curve_regular_steps", Level.CONTRACT, 1, ("curve_arms_same_steps",),
         ),
         (
             "nan-logged", "PrimeIntellect-ai/prime-rl#2972", "trainer", "0 times infinity is NaN, even when masked",

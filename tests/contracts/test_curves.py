@@ -98,6 +98,46 @@ def test_a_gap_is_found_where_it_begins(steps: list[int], place: int, expected: 
     assert (finding.where.rollout_id, finding.expected, finding.observed) == (place, expected, observed)
 
 
+@pytest.mark.parametrize("lost", [range(3, 4), range(3, 7)])
+def test_a_stretch_that_one_metric_lacks_and_others_have_is_a_hole(lost: range) -> None:
+    rows = records(range(12))
+    for row in rows:
+        if row["step"] in lost:
+            del row["train/loss"]
+    finding = judged(records(range(12)), rows)["curve_regular_steps"]
+    assert (finding.where.run, finding.where.field, finding.where.rollout_id) == ("run1", "train/loss", 2)
+    assert (finding.expected, finding.observed) == (3, lost.stop)
+
+
+@pytest.mark.parametrize(
+    ("name", "absent"),
+    [
+        ("rollout/zero_std/count_0.0", {4}),
+        ("rollout/zero_std/count_0.3", set(range(12)) - {5}),
+        ("rollout_patch/fallback/media", {0, 1, 2, 7}),
+        ("diagnostics/overlong", {1, 2, 5, 8, 9}),
+    ],
+)
+def test_a_metric_of_what_happened_is_absent_where_nothing_did(name: str, absent: set[int]) -> None:
+    baseline, experiment = records(range(12)), records(range(12))
+    for row in experiment:
+        if row["step"] not in absent:
+            row[name] = 1.0
+    for row in baseline[2::5]:
+        row[name] = 1.0
+    assert judged(baseline, experiment) == {}
+
+
+def test_an_evaluation_at_every_tenth_step_loses_one() -> None:
+    rows = records(range(51))
+    for step in (0, 10, 20, 40, 50):
+        rows[step]["eval/reward"] = 0.5
+    finding = judged(rows, rows)["curve_regular_steps"]
+    assert (finding.where.field, finding.where.rollout_id, finding.expected, finding.observed) == (
+        "eval/reward", 20, 30, 40,
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("steps", [[7], [0, 10, 20], [3, 4]])
 def test_any_regular_stride_passes(steps: list[int]) -> None:
     assert judged(records(steps), records(steps)) == {}
