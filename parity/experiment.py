@@ -15,10 +15,10 @@ ENGINES = ("embedded", "sglang")
 """Engines that can be started here; a URL names one that somebody else runs."""
 
 MIXED_DESIGNS = ("switchback", "probe")
-"""Both arms inside one run: each group in an arm drawn by a coin; prompts asked in both arms, of which one is trained on."""
+"""Both arms inside one run: each group in an arm drawn by a coin; prompts in both arms, of which one is trained on."""
 
 DESIGNS = ("twin", "replay", "paired", *MIXED_DESIGNS)
-"""How runs are made: seeded sampling in both arms; one recording served to both; free sampling in both; one mixed run."""
+"""How runs are made: seeded sampling in both arms; one recording for both; free sampling in both; one mixed run."""
 
 DEFAULT_MARGINS: Mapping[str, float] = {
     "rollout/raw_reward": 0.10,
@@ -45,6 +45,7 @@ class ExperimentConfig:
         seeds: Number of paired seeds, and of mixed runs.
         steps: Training steps of each paired or mixed run.
         twin_steps: Training steps of each twin run.
+        probe_share: The share of a probe's prompts that are asked in both arms.
         training: The trainer's settings.
         margins: The largest difference that counts as the same, by metric.
         plants: Faults planted in the experiment's arm, each ``NAME@STEP``.
@@ -59,6 +60,7 @@ class ExperimentConfig:
     seeds: int = 3
     steps: int = 40
     twin_steps: int = 20
+    probe_share: float = 1.0
     training: TrainingConfig = field(default_factory=TrainingConfig)
     margins: Mapping[str, float] = field(default_factory=lambda: dict(DEFAULT_MARGINS))
     plants: tuple[str, ...] = ()
@@ -82,6 +84,8 @@ class ExperimentConfig:
         for name in ("seeds", "steps", "twin_steps"):
             if getattr(self, name) < 1:
                 raise UsageError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(self, name)}")
+        if not 0 < self.probe_share <= 1:
+            raise UsageError(f"--probe-share is a share of the prompts above 0 and up to 1, not {self.probe_share}")
         if "://" not in self.engine and self.engine not in ENGINES:
             raise UsageError(f"no engine {self.engine!r}: expected {', '.join(ENGINES)} or a URL")
         if "://" in self.engine and not self.control:

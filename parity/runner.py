@@ -1,4 +1,4 @@
-"""Paired training runs: arms and seeds, interleaved in time, over one engine; the one place that owns time and resume.
+"""Paired and mixed training runs, interleaved in time, over one engine; the one place that owns time and resume.
 
 Every run has its own trainer; all share one engine, which is given a run's weights before each of its rollouts. The two
 runs of a pair take turns step by step, in an order drawn for each step, so that whatever the machine does meanwhile is
@@ -27,14 +27,23 @@ from parity.faults import AfterScoring, planting
 from parity.metrics import rollout_metrics
 from parity.provenance import commit, versions
 from parity.replay import replaying_post
-from parity.samples import Rollout
+from parity.samples import Rollout, Sample
 from parity.store import RunStore, amend_experiment, create_experiment, exclusive, read_experiment, run_store
 from parity.training.policy import load_tokenizer, policy_config
 from parity.training.rollouts import RolloutResult, generate_rollout
 from parity.training.tasks import Task, get_task
 from parity.training.trainer import Trainer
 from parity.training.warm_start import warm_start
-from rollout_patch import Capabilities, Post, RequestFailed, ResponseRefused, group_metrics
+from rollout_patch import (
+    Assignment,
+    Capabilities,
+    Post,
+    RequestFailed,
+    ResponseRefused,
+    group_metrics,
+    probe,
+    switchback,
+)
 
 REQUEST_RETRIES = 2
 """How often one request is sent again before its step is begun again."""
@@ -226,11 +235,11 @@ async def _run_pairs(
         amend_experiment(out, facts)
         pairs = plan_pairs(config, designs)
         bench = _Bench(config, out, task, load_tokenizer(policy), policy, engine, client, capabilities)
-        total = sum(2 * pair.steps for pair in pairs)
+        total = sum(len(pair.names) * pair.steps for pair in pairs)
         done = here = 0
         start = time.monotonic()
         for pair in pairs:
-            runs = [_open_run(bench, pair, role, resume) for role in range(2)]
+            runs = [_open_run(bench, pair, role, resume) for role in range(len(pair.names))]
             done += sum(run.finished for run in runs)
             async for run, metrics, seconds in _run_pair(bench, pair, runs, watcher):
                 done, here = done + 1, here + 1
@@ -242,11 +251,11 @@ async def _run_pairs(
 async def _run_pair(
     bench: _Bench, pair: Pair, runs: Sequence[_Run], watcher: Watcher
 ) -> AsyncIterator[tuple[_Run, dict[str, Any], float]]:
-    """Takes the steps of a pair in turns, yields each with its metrics and seconds, and writes how the runs ended."""
+    """Takes the steps of a pair's runs in turns, yields with metrics and seconds, and writes how they ended."""
     try:
         for step in range(min(run.finished for run in runs), pair.steps):
             # An order drawn for each step, the same after a resume, so that neither arm is always first.
-            order = random.Random(f"{pair.design}-{pair.seed}-{step}").sample(runs, 2)
+            order = random.Random(f"{pair.design}-{pair.seed}-{step}").sample(runs, len(runs))
             for run in order:
                 if run.finished > step:
                     continue
@@ -282,9 +291,20 @@ def _open_run(bench: _Bench, pair: Pair, role: int, resume: bool) -> _Run:
     reference = bench.policy if training.kl_coefficient else None
     trainer = Trainer(store.checkpoint_path(finished), training, reference)
     if finished < pair.steps:
-        store.write_outcome(_outcome(pair, pair.arms[role], "running"))
-    after_scoring = planting(bench.config.plants) if role == 1 and bench.config.plants else None
-    return _Run(store, pair, pair.arms[role], trainer, after_scoring, finished)
+        store.write_outcome(_outcome(pair, pair.run_arms[role], "running"))
+    return _Run(store, pair, pair.run_arms[role], trainer, _planting(bench.config, pair, role), finished)
+
+
+def _planting(config: ExperimentConfig, pair: Pair, role: int) -> AfterScoring | None:
+    """What plants the faults that were asked for in samples of the experiment's arm."""
+    if not config.plants or not (pair.mixed or role == 1):
+        return None
+    plant = planting(config.plants)
+
+    def in_experiment(step: int, samples: list[Sample]) -> None:
+        plant(step, [one for one in samples if one.extra["assignment"]["arm"] == config.experiment])
+
+    return in_experiment if pair.mixed else plant
 
 
 def _end_run(run: _Run, event: str, status: str, **details: Any) -> None:
@@ -357,6 +377,8 @@ async def _step(bench: _Bench, run: _Run, step: int) -> dict[str, Any]:
         await bench.client.update_weights(run.store.checkpoint_path(step), version)
     updated = time.monotonic()
     result = await _rollout(bench, run, step, recording)
+    if result.compared is not None:
+        run.store.compared.write_step(step, result.compared, result.compared_exchanges)
     run.store.write_step(step, result.rollout, result.exchanges)
     written = time.monotonic()
     train = _train(run, step, result.rollout)
@@ -367,7 +389,7 @@ async def _step(bench: _Bench, run: _Run, step: int) -> dict[str, Any]:
         **rollout_metrics(result.rollout, result.seconds),
         **train,
         **group_metrics(result.reports),
-        "perf/requests": float(len(result.exchanges)),
+        "perf/requests": float(len(result.exchanges) + len(result.compared_exchanges)),
         "perf/update_weights_time": updated - began,
         "perf/train_time": trained - written,
         "perf/step_time": time.monotonic() - began,
@@ -389,6 +411,17 @@ def _recording(bench: _Bench, pair: Pair, step: int) -> Post:
     return replaying_post(recorded)
 
 
+def _assigning(config: ExperimentConfig, pair: Pair, step: int) -> Callable[[int], Assignment]:
+    """Draws the arms of each group of a mixed run's step, again the same after a resume."""
+
+    def assign(group_index: int) -> Assignment:
+        if pair.design == "switchback":
+            return switchback(*pair.arms, seed=pair.seed, rollout_id=step, group_index=group_index)
+        return probe(*pair.arms, share=config.probe_share, seed=pair.seed, rollout_id=step, group_index=group_index)
+
+    return assign
+
+
 async def _rollout(bench: _Bench, run: _Run, step: int, recording: Post | None) -> RolloutResult:
     return await generate_rollout(
         task=bench.task,
@@ -396,7 +429,7 @@ async def _rollout(bench: _Bench, run: _Run, step: int, recording: Post | None) 
         config=bench.config.training,
         step=step,
         seed=run.pair.seed,
-        arm=run.arm,
+        arm=_assigning(bench.config, run.pair, step) if run.pair.mixed else run.arm,
         client_post=recording or bench.client.generate,
         retries=REQUEST_RETRIES,
         capabilities=bench.capabilities,

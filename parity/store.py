@@ -101,13 +101,17 @@ class RunStore:
 
     @property
     def name(self) -> str:
-        """The run's name: ``<arm>-seed<k>``, with ``replay-`` before it where it replays."""
+        """The run's name: ``<arm>-seed<k>``, or the design's where it is mixed, with ``replay-`` where it replays."""
         return self.path.name
+
+    @property
+    def compared(self) -> RunStore:
+        """Samples and exchanges of a probe's groups in the arm that is not trained on."""
+        return RunStore(self.path / "compared")
 
     def create(self) -> None:
         """Makes the run's directories; harmless where they exist."""
-        for name in ("rollouts", "exchanges", "checkpoints"):
-            (self.path / name).mkdir(parents=True, exist_ok=True)
+        (self.path / "checkpoints").mkdir(parents=True, exist_ok=True)
 
     def append_event(self, event: str, time: float, **details: Any) -> None:
         """Appends one event; `time` is in seconds since the epoch."""
@@ -160,8 +164,8 @@ class RunStore:
             if path.exists():
                 write_atomically(path, b"".join(_dump_line(row) for row in _read_lines(path)))
         finished = self.finished_steps()
-        for folder in ("rollouts", "exchanges"):
-            for path in (self.path / folder).iterdir():
+        for folder in ("rollouts", "exchanges", "compared/rollouts", "compared/exchanges"):
+            for path in (self.path / folder).glob("*"):
                 if path.name.startswith(".") or _step_of(path) >= finished:
                     path.unlink()
         for path in (self.path / "checkpoints").iterdir():
@@ -170,6 +174,8 @@ class RunStore:
 
     def write_step(self, step: int, rollout: Rollout, exchanges: Iterable[Exchange]) -> None:
         """Writes the samples and then the exchanges of one step."""
+        for path in (self.rollout_path(step), self.exchanges_path(step)):
+            path.parent.mkdir(parents=True, exist_ok=True)
         columns = pa.BufferOutputStream()
         pq.write_table(rollout.table, columns, compression="zstd")
         write_atomically(self.rollout_path(step), columns.getvalue())

@@ -28,6 +28,7 @@ Examples:
   parity run --baseline --experiment native
   parity run --baseline batched --experiment native --seeds 5 --steps 60
   parity run --baseline --experiment native --engine sglang --steps 30
+  parity run --baseline --experiment native --design probe --seeds 1
   parity run --baseline --experiment native --plant exchanged-outputs@7
   parity run --out parity-out/mine --resume
 """
@@ -58,8 +59,11 @@ Examples:
     "replay and paired.",
 )
 @click.option("--seeds", type=int, default=3, show_default=True, help="Paired seeds, each one run an arm.")
-@click.option("--steps", type=int, default=40, show_default=True, help="Training steps of each paired run.")
+@click.option("--steps", type=int, default=40, show_default=True, help="Training steps of each paired or mixed run.")
 @click.option("--twin-steps", type=int, default=20, show_default=True, help="Training steps of each twin run.")
+@click.option(
+    "--probe-share", type=float, default=1.0, show_default=True, help="Share of a probe's prompts asked in both arms."
+)
 @click.option("--lr", type=float, default=TRAINING.learning_rate, show_default=True, help="Learning rate.")
 @click.option("--groups", type=int, default=TRAINING.groups_per_step, show_default=True, help="Prompt groups a step.")
 @click.option("--group-size", type=int, default=TRAINING.group_size, show_default=True, help="Samples a group.")
@@ -82,8 +86,9 @@ def run(context: click.Context, /, out: Path | None, resume: bool, as_json: bool
     one request with sampling_params.n.
 
     A twin pair samples with the same seeds in both arms, so that they must be equal bit for bit; a replay serves one
-    recording to both, on engines that cannot do that; free pairs then show whether the curves contradict it. Killed
-    at any point, it goes on with --resume.
+    recording to both, on engines that cannot do that; free pairs then show whether the curves contradict it. Mixed
+    designs need one run: a switchback draws the arm of each group, a probe asks prompts in both and trains on one.
+    Killed at any point, it goes on with --resume.
     """
     if resume and out is None:
         raise UsageError("--resume needs --out: the directory of the experiment to go on with")

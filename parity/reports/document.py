@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -36,15 +36,16 @@ class RunRecord:
 
     Attributes:
         name: The run's directory name, unique in the experiment (``native-seed0``).
-        arm: How it asked for its groups.
+        arm: How it asked for its groups; the design, where it has groups of both arms.
         seed: The seed of its pair.
-        design: ``twin``, ``replay`` or ``paired``.
+        design: One of `parity.experiment.DESIGNS`.
         metrics: Lines of ``metrics.jsonl``: one mapping a step under slime's names, with its ``step``.
         outcome: Content of ``run.json``; read here: ``status``, ``message``, ``peak_memory_bytes`` and ``counts``
             (``samples``, ``groups``, ``exchanges``, …).
         events: Lines of ``events.jsonl``: ``event`` (``start``, ``step``, ``retry``, ``engine_restart``, ``resume``,
             ``abort``, ``end``), and where known ``time`` (seconds since the epoch), ``step``, ``message`` and
             ``count``.
+        by_arm: Where it has groups of both arms: what the samples of each arm measure, as in `metrics`.
     """
 
     name: str
@@ -54,6 +55,7 @@ class RunRecord:
     metrics: Sequence[Mapping[str, Any]]
     outcome: Mapping[str, Any]
     events: Sequence[Mapping[str, Any]]
+    by_arm: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,8 +165,8 @@ class Report:
         rows: The eight rows that reviewers ask for, in their order.
         ladder: The five rungs, lowest first.
         compared_design: The design of the runs that the rows' values come from; empty where no design has both arms.
-        compared_runs: The names of those runs by arm.
-        curves: Every metric of every run, by the run's name.
+        arms_of_design: By design and arm, the names of the curves: of runs, or ``<run>/<arm>`` for mixed ones.
+        curves: Every metric by these names, and of mixed runs as a whole by the run's name.
         marks: Restarts, resumes, aborts and collapses, by run and step.
         cost: What the change costs, from the L4 findings.
         plants: Faults planted on purpose in the experiment's arm, each ``NAME@STEP``.
@@ -180,7 +182,7 @@ class Report:
     rows: tuple[Row, ...]
     ladder: tuple[Rung, ...]
     compared_design: str
-    compared_runs: Mapping[str, tuple[str, ...]]
+    arms_of_design: Mapping[str, Mapping[str, tuple[str, ...]]]
     curves: Mapping[str, RunCurves]
     marks: tuple[Mark, ...]
     cost: tuple[CostRow, ...]
@@ -188,6 +190,11 @@ class Report:
     outcomes: tuple[RunOutcome, ...]
     counts: Mapping[str, int]
     provenance: Provenance
+
+    @property
+    def compared_runs(self) -> Mapping[str, tuple[str, ...]]:
+        """By arm, the names of the curves that the rows' values come from."""
+        return self.arms_of_design.get(self.compared_design, {self.baseline: (), self.experiment: ()})
 
     @property
     def failing(self) -> tuple[Finding, ...]:
@@ -288,7 +295,15 @@ def build_report(experiment: Mapping[str, Any], runs: Sequence[RunRecord], findi
     if len(set(names)) != len(names):
         raise InputError(f"runs: names are not unique: {names}")
     curves = {run.name: curves_of_run(run.name, run.metrics) for run in ordered}
-    design, compared = _compared_runs(ordered, (baseline, arm))
+    curves |= {
+        name: curves_of_run(name, run.by_arm[drawn])
+        for run in ordered
+        for drawn, name in _curve_names(run)
+        if run.by_arm
+    }
+    arms_of_design = _arms_of_design(ordered, (baseline, arm))
+    design = next((design for design in _COMPARED_FIRST if all(arms_of_design.get(design, {"": ()}).values())), "")
+    compared = [arms_of_design[design][side] if design else () for side in (baseline, arm)]
     return Report(
         baseline=baseline,
         experiment=arm,
@@ -297,7 +312,7 @@ def build_report(experiment: Mapping[str, Any], runs: Sequence[RunRecord], findi
         rows=tuple(_row(rule, curves, compared, findings) for rule in ROW_RULES),
         ladder=tuple(_rung(level, findings) for level in Level),
         compared_design=design,
-        compared_runs={side: tuple(of_arm) for side, of_arm in zip((baseline, arm), compared, strict=True)},
+        arms_of_design=arms_of_design,
         curves=curves,
         marks=tuple(mark for run in ordered for mark in _marks(run, curves[run.name])),
         cost=tuple(_cost(name, metric, findings) for name, metric in COST_METRICS),
@@ -328,13 +343,22 @@ def cause_order(finding: Finding) -> tuple[float, int]:
     return math.inf if step is None else step, rank
 
 
-def _compared_runs(runs: Sequence[RunRecord], arms: tuple[str, str]) -> tuple[str, list[list[str]]]:
-    """The design that the first table's values come from, and the names of its runs, by arm."""
-    for design in ("paired", "twin", "replay"):
-        names = [[run.name for run in runs if (run.design, run.arm) == (design, arm) and run.metrics] for arm in arms]
-        if all(names):
-            return design, names
-    return "", [[], []]
+_COMPARED_FIRST = ("paired", "probe", "switchback", "twin", "replay")
+"""Which design's runs the first table shows, where there are several."""
+
+
+def _arms_of_design(runs: Sequence[RunRecord], arms: tuple[str, str]) -> dict[str, Mapping[str, tuple[str, ...]]]:
+    """By design and arm, the names of the curves with metrics."""
+    found = {}
+    for design in dict.fromkeys(run.design for run in runs):
+        named = [pair for run in runs if run.design == design and run.metrics for pair in _curve_names(run)]
+        found[design] = {arm: tuple(name for of_arm, name in named if of_arm == arm) for arm in arms}
+    return found
+
+
+def _curve_names(run: RunRecord) -> list[tuple[str, str]]:
+    """The arms that a run has curves of, and their names."""
+    return [(arm, f"{run.name}/{arm}") for arm, lines in run.by_arm.items() if lines] or [(run.arm, run.name)]
 
 
 def _align(metric: str, curves: Mapping[str, RunCurves], names: Sequence[Sequence[str]]) -> AlignedRuns | None:

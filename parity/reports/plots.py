@@ -22,7 +22,7 @@ from scipy import stats
 
 from parity.findings import Level
 from parity.metrics import Curve, align
-from parity.reports.document import ADVANTAGE, ROUNDING, Report, RunOutcome
+from parity.reports.document import ADVANTAGE, ROUNDING, Report
 
 BASELINE, EXPERIMENT = "#0072B2", "#D55E00"
 BAND_LEVEL = 0.90
@@ -68,26 +68,30 @@ class Picture:
 def draw(report: Report) -> list[Picture]:
     """The curves of each design's runs, and rollout time per step; a picture without data is left out."""
     pictures = []
-    for design in dict.fromkeys(run.design for run in report.outcomes):
-        runs = [run for run in report.outcomes if run.design == design]
-        number = f"{len(runs)} run{'s' if len(runs) != 1 else ''}"
+    for design, arms in report.arms_of_design.items():
+        count = sum(run.design == design for run in report.outcomes)
+        number = f"{count} run{'s' if count != 1 else ''}"
         pictures.append(
-            _picture(report, runs, CURVE_PANELS, f"curves-{design}.png", f"Curves, {design} design, {number}")
+            _picture(report, arms, CURVE_PANELS, f"curves-{design}.png", f"Curves, {design} design, {number}")
         )
     timed = [run for run in report.outcomes if run.design == (report.compared_design or run.design)]
-    pictures.append(_picture(report, timed, COST_PANELS, "rollout-time.png", "Rollout time and throughput per step"))
+    by_arm = {arm: tuple(run.run for run in timed if run.arm == arm) for arm in (report.baseline, report.experiment)}
+    pictures.append(_picture(report, by_arm, COST_PANELS, "rollout-time.png", "Rollout time and throughput per step"))
     return [picture for picture in pictures if picture]
 
 
 def _picture(
-    report: Report, runs: Sequence[RunOutcome], panels: Sequence[tuple[str, str]], file_name: str, title: str
+    report: Report,
+    arms: Mapping[str, Sequence[str]],
+    panels: Sequence[tuple[str, str]],
+    file_name: str,
+    title: str,
 ) -> Picture | None:
-    runs = [run for run in runs if run.arm in (report.baseline, report.experiment)]
-    known = [(metric, label) for metric, label in panels if any(metric in report.curves[run.run] for run in runs)]
+    runs = [name for names in arms.values() for name in names]
+    known = [(metric, label) for metric, label in panels if any(metric in report.curves[name] for name in runs)]
     shown = [(metric, label) for metric, label in known if not _is_rounding(report, runs, metric)]
     if not shown:
         return None
-    arms = {arm: [run.run for run in runs if run.arm == arm] for arm in (report.baseline, report.experiment)}
     rows = -(-len(shown) // 2)
     height = HEAD + 2.5 * rows + FOOT
     figure = Figure(figsize=(WIDTH, height), dpi=DOTS_PER_INCH)
@@ -119,9 +123,9 @@ def _picture(
     return Picture(file_name, title, caption, content.getvalue())
 
 
-def _is_rounding(report: Report, runs: Sequence[RunOutcome], metric: str) -> bool:
+def _is_rounding(report: Report, runs: Sequence[str], metric: str) -> bool:
     """Whether the curves are the mean of centred advantages, of which only rounding is left."""
-    curves = [report.curves[run.run][metric] for run in runs if metric in report.curves[run.run]]
+    curves = [report.curves[name][metric] for name in runs if metric in report.curves[name]]
     return metric == ADVANTAGE and all(bool((np.abs(curve.values) < ROUNDING).all()) for curve in curves)
 
 

@@ -200,7 +200,14 @@ def _asked_groups(
             trained = arm == assignment.arms[0]
             extra: dict[str, Any] = {"prompt": prompt}
             if assignment.design != "fixed":
-                extra["assignment"] = {"policy": assignment.design, "seed": seed, "arm": arm, "trained": trained}
+                extra["assignment"] = {
+                    "policy": assignment.design,
+                    "seed": seed,
+                    "unit": f"{step}/{group_index}",
+                    "arm": arm,
+                    "probability": assignment.probability,
+                    "trained": trained,
+                }
             group = [
                 Sample(
                     group_index,

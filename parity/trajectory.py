@@ -1,0 +1,339 @@
+"""Evidence from inside training runs: groups whose arm was drawn at random, whatever training does in between (L1).
+
+In a probe, prompts are asked in both arms, and a group's statistic in the experiment less that in the baseline has mean
+zero if the arms sample alike. In a switchback each group is in one arm by a fair coin, and its statistic, less a centre
+known before, with the sign of the coin, has mean zero as well.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from parity.errors import InputError
+from parity.findings import Finding, Level, Severity, Status, Verdict
+from parity.samples import Rollout
+from parity.statistics.findings import STATUS_OF_VERDICT, metric_finding
+from parity.statistics.monitor import Monitor, Watched
+from parity.statistics.values import ALPHA
+
+POLICIES = ("switchback", "probe")
+
+REWARD = "rollout/raw_reward"
+LENGTH = "rollout/response_len/mean"
+TRUNCATED = "rollout/truncated_ratio"
+REWARD_SPREAD = "rollout/group_reward_std"
+LOG_PROBS = "rollout/rollout_log_probs"
+DUPLICATES = "rollout/duplicate_pairs"
+
+TRAJECTORY_MARGINS: Mapping[str, float] = {
+    REWARD: 0.10,
+    LENGTH: 0.50,
+    TRUNCATED: 0.05,
+    REWARD_SPREAD: 0.10,
+    LOG_PROBS: 0.10,
+    DUPLICATES: 0.05,
+}
+"""Largest difference of the arms' means that counts as the same: absolute, by metric (log-probs: in nats a token)."""
+
+CLIPPED_NATS = 5.0
+"""A response's mean negative log-prob is cut here, since bets need bounds."""
+
+CENTRE_MEMORY = 32
+"""Groups over which a switchback's centre forgets; the test holds for any, and a good centre only makes it sharper."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupBounds:
+    """What makes the statistics of groups bounded.
+
+    Attributes:
+        reward: The lowest and the highest possible reward.
+        max_new_tokens: The cap of a response where its samples do not say; None to leave lengths out then.
+    """
+
+    reward: tuple[float, float] = (0.0, 1.0)
+    max_new_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnGroup:
+    """One group whose arm was drawn.
+
+    Attributes:
+        step: The rollout's number.
+        group_index: The group's.
+        policy: One of `POLICIES`.
+        arm: The arm drawn, which a fallback does not change: leaving such groups out would compare what is left.
+        values: Statistics by metric, each scaled to [0, 1].
+        scales: The difference in the metric's own unit that belongs to a difference of 1.
+    """
+
+    step: int
+    group_index: int
+    policy: str
+    arm: str
+    values: Mapping[str, float]
+    scales: Mapping[str, float]
+
+
+def drawn_groups(rollout: Rollout, bounds: GroupBounds) -> tuple[list[DrawnGroup], int]:
+    """The groups of a rollout whose arm was drawn, in their order, and the number of those whose arm was not.
+
+    A sample says in ``extra["assignment"]`` by which ``policy`` and to which ``arm`` its group was assigned, and with
+    which ``probability``, 1 where nothing was drawn.
+
+    Raises:
+        InputError: An assignment cannot be read, samples of a group disagree on it, or a value is out of its bounds.
+    """
+    rows: dict[tuple[int, int, str], list[int]] = {}
+    policies: dict[tuple[int, int, str], str] = {}
+    undrawn = set()
+    steps, indices = rollout.integers("rollout_id"), rollout.integers("group_index")
+    for row, (step, index) in enumerate(zip(steps.tolist(), indices.tolist(), strict=True)):
+        assignment = rollout.extra(row).get("assignment")
+        if not assignment or assignment.get("policy") == "fixed" or assignment.get("probability") == 1:
+            undrawn.add((step, index))
+            continue
+        policy, arm = _read_assignment(assignment, f"step {step}, group {index}")
+        key = (step, index, arm)
+        if policies.setdefault(key, policy) != policy:
+            raise InputError(f"step {step}, group {index}: samples assigned by {policies[key]} and by {policy}")
+        rows.setdefault(key, []).append(row)
+    return [_measure(rollout, key, policies[key], of_group, bounds) for key, of_group in rows.items()], len(undrawn)
+
+
+def of_drawn_arm(rollout: Rollout, arm: str) -> Rollout:
+    """The samples whose group was drawn to an arm."""
+    assignments = [rollout.extra(row).get("assignment") or {} for row in range(len(rollout))]
+    drawn = [of_row.get("arm") == arm and of_row.get("probability") != 1 for of_row in assignments]
+    return Rollout(rollout.table.filter(pa.array(drawn, pa.bool_())))
+
+
+def _read_assignment(assignment: Any, where: str) -> tuple[str, str]:
+    policy, arm = (assignment.get(name) if isinstance(assignment, dict) else None for name in ("policy", "arm"))
+    if policy not in POLICIES or not isinstance(arm, str):
+        raise InputError(f"{where}: an assignment has a policy of {POLICIES} and an arm, but this one is {assignment}")
+    return policy, arm
+
+
+def _measure(
+    rollout: Rollout, key: tuple[int, int, str], policy: str, rows: Sequence[int], bounds: GroupBounds
+) -> DrawnGroup:
+    step, index, arm = key
+    samples = Rollout(rollout.table.take(rows))
+    values: dict[str, float] = {}
+    scales: dict[str, float] = {}
+
+    def add(metric: str, scaled: Any, scale: float) -> None:
+        outside = [value for value in np.atleast_1d(scaled) if not 0 <= value <= 1]
+        if outside:
+            raise InputError(
+                f"step {step}, group {index}: {metric} {outside[0] * scale:.4g} is outside its bounds; "
+                "say what a reward can be with --reward-range, and a response with --max-new-tokens"
+            )
+        values[metric], scales[metric] = float(np.mean(scaled)), scale
+
+    low, high = bounds.reward
+    rewards, known = samples.numbers("reward")
+    if known.all():
+        scaled = (rewards - low) / (high - low)
+        add(REWARD, scaled, high - low)
+        if len(rows) > 1:
+            add(REWARD_SPREAD, 2 * scaled.std(), (high - low) / 2)  # no more than half of the range
+    ids = samples.ragged("output_ids")
+    caps, known = samples.numbers("max_new_tokens")
+    caps = np.where(known, caps, bounds.max_new_tokens or np.nan)
+    if ids.valid.all():
+        if (caps > 0).all():
+            add(LENGTH, ids.lengths / caps, float(caps.max()))
+        if len(rows) > 1:
+            add(DUPLICATES, _equal_pairs([ids[row].tobytes() for row in range(len(rows))]), 1.0)
+    log_probs = samples.ragged("logprobs")
+    if log_probs.valid.all():
+        sums = np.bincount(log_probs.rows_of_values, weights=log_probs.values, minlength=len(rows))
+        add(LOG_PROBS, np.clip(-sums / np.maximum(log_probs.lengths, 1), 0, CLIPPED_NATS) / CLIPPED_NATS, CLIPPED_NATS)
+    reasons = samples.strings("finish_reason")
+    if all(reason is not None for reason in reasons):
+        add(TRUNCATED, (reasons == "length").astype(np.float64), 1.0)
+    return DrawnGroup(step, index, policy, arm, values, scales)
+
+
+def _equal_pairs(responses: Sequence[bytes]) -> float:
+    """The share of a group's pairs of samples whose tokens are the same."""
+    counts = np.array(list(Counter(responses).values()))
+    return float((counts * (counts - 1)).sum() / (len(responses) * (len(responses) - 1)))
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """What mixed runs have shown so far.
+
+    Attributes:
+        policy: One of `POLICIES`.
+        arms: Baseline and experiment.
+        margins: By metric, in its unit.
+        monitor: The evidence.
+        halves: Probed groups that were seen in one arm only so far.
+        centres: A switchback's centre by metric.
+        left_out: Groups without a statistic that others have, by arm.
+    """
+
+    policy: str
+    arms: tuple[str, str]
+    margins: Mapping[str, float] = field(default_factory=lambda: TRAJECTORY_MARGINS)
+    monitor: Monitor = field(default_factory=lambda: Monitor({}))
+    halves: Mapping[tuple[int, int], DrawnGroup] = field(default_factory=dict)
+    centres: Mapping[str, float] = field(default_factory=dict)
+    left_out: Mapping[str, int] = field(default_factory=dict)
+
+    def update(self, groups: Iterable[DrawnGroup]) -> Trajectory:
+        """The evidence after further groups of one run, in the order they were drawn.
+
+        Raises:
+            InputError: A group was assigned by another policy, to a third arm, or twice to the same.
+        """
+        halves, centres, left_out = dict(self.halves), dict(self.centres), dict(self.left_out)
+        watched = self.monitor.watched
+        rows: list[dict[str, float]] = []
+        for group in groups:
+            self._check(group)
+            watched = watched or self._watch(group)
+            if watched.keys() - group.values.keys():
+                left_out[group.arm] = left_out.get(group.arm, 0) + 1
+                continue
+            sign = 1 if group.arm == self.arms[1] else -1
+            if self.policy == "switchback":
+                rows.append({name: sign * (group.values[name] - centres.get(name, 0.5)) for name in watched})
+                for name in watched:
+                    old = centres.get(name, 0.5)
+                    centres[name] = old + (group.values[name] - old) / CENTRE_MEMORY
+                continue
+            key = (group.step, group.group_index)
+            other = halves.pop(key, None)
+            if other is None:
+                halves[key] = group
+            elif other.arm == group.arm:
+                raise InputError(f"step {group.step}, group {group.group_index}: twice in the arm {group.arm}")
+            else:
+                rows.append({name: sign * (group.values[name] - other.values[name]) for name in watched})
+        monitor = Monitor(watched, self.monitor.largest_log_e)
+        if rows:
+            monitor = monitor.update({name: np.array([row[name] for row in rows]) for name in watched})
+        return replace(self, monitor=monitor, halves=halves, centres=centres, left_out=left_out)
+
+    def _check(self, group: DrawnGroup) -> None:
+        if group.policy != self.policy or group.arm not in self.arms:
+            raise InputError(
+                f"step {group.step}, group {group.group_index}: assigned to {group.arm} by {group.policy}, "
+                f"where {' and '.join(self.arms)} are compared by {self.policy}"
+            )
+
+    def _watch(self, first: DrawnGroup) -> dict[str, Watched]:
+        """What the first group has is what is watched."""
+        factor = 2 if self.policy == "switchback" else 1  # a switchback's increment has half the difference as its mean
+        return {
+            name: Watched(self.margins[name], factor * scale)
+            for name, scale in first.scales.items()
+            if name in self.margins
+        }
+
+
+def trajectory_findings(trajectory: Trajectory) -> list[Finding]:
+    """What a mixed run shows at fixed weights along its way: one finding a metric, and one on all of them together.
+
+    A metric passes once its confidence sequence is inside its margin, and fails once its e-value has reached 20 times
+    the number of metrics; together they fail once the mean of the e-values has reached 20. Both hold at every look.
+    """
+    monitor = trajectory.monitor
+    if not monitor.groups:
+        message = f"no group of the {trajectory.policy} has been seen in full, so there is no evidence yet"
+        return [Finding("trajectory_evidence", Level.SAMPLING, Status.INCONCLUSIVE, message)]
+    found = [_metric_finding(name, one, len(monitor.watched)) for name, one in monitor.watched.items()]
+    missing = sorted(trajectory.margins.keys() - monitor.watched.keys())
+    found += [
+        metric_finding(
+            Level.SAMPLING,
+            "trajectory_difference",
+            name,
+            Status.NOT_COMPARED,
+            f"{name}: the samples do not have it",
+            {},
+        )
+        for name in missing
+    ]
+    found.append(_together_finding(trajectory))
+    return found + _left_out(trajectory)
+
+
+def _left_out(trajectory: Trajectory) -> list[Finding]:
+    """A warning about groups that cannot be compared: which ones those are may depend on the arm."""
+    counts = [f"{count} of {arm} lack a value that others have" for arm, count in sorted(trajectory.left_out.items())]
+    if trajectory.halves:
+        counts.append(f"{len(trajectory.halves)} probed groups were seen in one arm only")
+    if not counts:
+        return []
+    message = f"groups left out of the evidence: {'; '.join(counts)}"
+    evidence = {**trajectory.left_out, "one_arm_only": len(trajectory.halves)}
+    check = "trajectory_left_out"
+    return [Finding(check, Level.SAMPLING, Status.FAIL, message, severity=Severity.WARNING, evidence=evidence)]
+
+
+def _metric_finding(name: str, one: Watched, metrics: int) -> Finding:
+    verdict = one.verdict
+    if verdict is Verdict.DIFFERENT and one.process.largest_log_e < np.log(metrics / ALPHA):
+        verdict = Verdict.INCONCLUSIVE
+    low, high = one.interval
+    message = (
+        f"{name}: differs by {one.estimate:+.4g} over {one.process.units} groups "
+        f"(95 % sequence {low:+.4g} to {high:+.4g}, margin ±{one.margin:g}, e-value {np.exp(one.process.log_e):.3g})"
+    )
+    if verdict is Verdict.INCONCLUSIVE and low < high:
+        reach = one.margin - abs(one.estimate or 0.0)
+        if reach > 0:
+            needed = int(np.ceil(one.process.units * max(((high - low) / 2 / reach) ** 2, 1.01)))
+            message += f"; at this estimate about {needed} groups in all would show parity"
+    evidence = {
+        "estimate": one.estimate,
+        "sequence95": one.interval,
+        "margin": one.margin,
+        "log_e": one.process.log_e,
+        "largest_log_e": one.process.largest_log_e,
+        "units": one.process.units,
+        "unit": "prompt group",
+        "method": "betting e-process and confidence sequence",
+    }
+    status = STATUS_OF_VERDICT[verdict]
+    expected = [-one.margin, one.margin]
+    return metric_finding(
+        Level.SAMPLING, "trajectory_difference", name, status, message, evidence, expected, one.estimate
+    )
+
+
+def _together_finding(trajectory: Trajectory) -> Finding:
+    monitor = trajectory.monitor
+    how = {
+        "probe": "prompts asked in both arms at the same weights",
+        "switchback": "each group in an arm drawn by a coin",
+    }[trajectory.policy]
+    message = (
+        f"{monitor.groups} groups, {how}: mean e-value of {len(monitor.watched)} metrics {np.exp(monitor.log_e):.3g}, "
+        f"largest at any look {np.exp(monitor.largest_log_e):.3g}, where 20 decides. This speaks of sampling along a "
+        "run that trained on both arms, at its weights; a run in one arm alone it does not show"
+    )
+    evidence = {
+        "log_e": monitor.log_e,
+        "largest_log_e": monitor.largest_log_e,
+        "units": monitor.groups,
+        "unit": "prompt group",
+        "checked": monitor.groups,
+        "method": "mean of betting e-processes",
+    }
+    return Finding(
+        "trajectory_evidence", Level.SAMPLING, STATUS_OF_VERDICT[monitor.verdict], message, evidence=evidence
+    )
