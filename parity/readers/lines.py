@@ -53,6 +53,31 @@ def read_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         raise InputError(f"{path}: cannot be read{after}: {error.strerror or error}") from error
 
 
+def read_appended(path: Path, offset: int) -> tuple[list[tuple[str, dict[str, Any]]], int]:
+    """The whole lines that a plain file has from an offset on, each with its place, and the offset after them.
+
+    A last line without its newline is still being written, and is left for later.
+
+    Raises:
+        InputError: The file is shorter than the offset, cannot be read, or a line is too long, not UTF-8, no JSON or no
+        object.
+    """
+    lines = []
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, io.SEEK_END)
+            if size < offset:
+                raise InputError(f"{path}: has {size} bytes where {offset} were read before: it was written anew")
+            file.seek(offset)
+            while (line := file.readline(LONGEST_LINE + 1)).endswith(b"\n") or len(line) > LONGEST_LINE:
+                place = f"{path}, byte {offset}"
+                lines.append((place, _object(line, place)))
+                offset += len(line)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from error
+    return lines, offset
+
+
 def _object(line: bytes, place: str) -> dict[str, Any]:
     if len(line) > LONGEST_LINE:
         raise InputError(f"{place}: the line is longer than {LONGEST_LINE} bytes")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,13 +68,21 @@ def read_sample_lines(path: Path, group_size: int | None) -> Iterator[Rollout]:
     Raises:
         InputError: A line is damaged, has an unknown field, or a field of the wrong type.
     """
-    for batch in in_batches(read_lines(path), _ROWS_AT_A_TIME):
-        for place, row in batch:
-            if unknown := sorted(row.keys() - set(SCHEMA.names)):
-                raise InputError(f"{place}: unknown fields {unknown}; what is no field of a sample belongs into extra")
-            if not isinstance(row.get("extra") or {}, dict):
-                raise InputError(f"{place}: field 'extra' is {type(row['extra']).__name__}, not an object")
-        yield rollout_of([row for _, row in batch], [place for place, _ in batch].__getitem__)
+    return map(samples_of_lines, in_batches(read_lines(path), _ROWS_AT_A_TIME))
+
+
+def samples_of_lines(lines: Sequence[tuple[str, dict[str, Any]]]) -> Rollout:
+    """Samples of lines of a ``*.samples.jsonl``, each with its place.
+
+    Raises:
+        InputError: A line has an unknown field, or a field of the wrong type.
+    """
+    for place, row in lines:
+        if unknown := sorted(row.keys() - set(SCHEMA.names)):
+            raise InputError(f"{place}: unknown fields {unknown}; what is no field of a sample belongs into extra")
+        if not isinstance(row.get("extra") or {}, dict):
+            raise InputError(f"{place}: field 'extra' is {type(row['extra']).__name__}, not an object")
+    return rollout_of([row for _, row in lines], [place for place, _ in lines].__getitem__)
 
 
 def is_exchange(row: dict[str, Any]) -> bool:
