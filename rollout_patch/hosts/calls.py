@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
+import logging
 import os
 from asyncio import Semaphore
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from rollout_patch.assignment import Assignment
 from rollout_patch.eligibility import Capabilities, choose_arm
-from rollout_patch.errors import RequestFailed
+from rollout_patch.errors import RequestFailed, UnsupportedHost
 from rollout_patch.group import GroupReport, generate_group, log_way
 from rollout_patch.hosts.options import Options, read_options
-from rollout_patch.hosts.stock import NothingToSend, StockAdapter
+from rollout_patch.hosts.stock import NothingToSend, StockAdapter, copy_of
 from rollout_patch.media import Encoder
 from rollout_patch.metrics import group_metrics
 from rollout_patch.permits import Permits
@@ -24,16 +26,58 @@ from rollout_patch.requests import SEED
 SECONDS_BETWEEN = 1.0
 """How long slime, Miles and Relax wait before they send a request again (their `http_utils.post`)."""
 
+_log = logging.getLogger("rollout_patch")
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One of the arms that a group is asked for in.
+
+    Attributes:
+        assignment: The group's.
+        arm: One of its arms.
+        trained: Whether the samples are the host's own; others are copies, compared and thrown away.
+    """
+
+    assignment: Assignment
+    arm: str
+    trained: bool
+
+    @property
+    def probability(self) -> float:
+        """The chance that this arm had of being the one trained on."""
+        return self.assignment.probability if self.trained else 1 - self.assignment.probability
+
+
+Ask = Callable[[list[Any], Turn], Awaitable[list[Any] | None]]
+"""Generates, scores and records samples in an arm; gives `None` where the host's own way is to be gone."""
+
 
 @dataclass(slots=True)
 class RolloutCalls:
-    """The groups of one rollout: how to ask for them, and what became of them."""
+    """The groups of one rollout: how to ask for them, and what became of them.
+
+    Attributes:
+        options: How they are asked for.
+        capabilities: What the engine does.
+        rollout_id: The host's number of the rollout.
+        seed: Of the draws of arms.
+        reward_key: Which of several rewards of a sample is trained on; `None` where there is one.
+        reports: One a group.
+        compared: How many groups were asked for in a second arm.
+        compared_requests: How many requests that took.
+        compared_lost: How many of those groups failed or were aborted.
+    """
 
     options: Options
     capabilities: Capabilities
     rollout_id: int
     seed: int
+    reward_key: str | None = None
     reports: list[GroupReport] = field(default_factory=list)
+    compared: int = 0
+    compared_requests: int = 0
+    compared_lost: int = 0
 
     @classmethod
     def of(cls, args: Any, rollout_id: int) -> RolloutCalls:
@@ -44,7 +88,8 @@ class RolloutCalls:
             seed_per_slot=options.seed_per_slot,
             sampling_params_lists=options.parameter_lists,
         )
-        return cls(options, capabilities, rollout_id, int(getattr(args, "rollout_seed", 0) or 0))
+        seed = int(getattr(args, "rollout_seed", 0) or 0)
+        return cls(options, capabilities, rollout_id, seed, getattr(args, "reward_key", None))
 
     def params_by_slot(
         self, sampling_params: Mapping[str, Any], group: Sequence[Any], seed_of: Callable[[int], int]
@@ -54,18 +99,55 @@ class RolloutCalls:
         return [{**sampling_params, **({SEED: seed_of(slot)} if seeded else {})} for slot, _ in enumerate(group)]
 
     def assign(self, group: Sequence[Any]) -> Assignment:
-        """The arm of a group."""
+        """The arms of a group.
+
+        Raises:
+            UnsupportedHost: Arms are drawn, and the group has no number to draw by.
+        """
         index = group[0].group_index
-        return self.options.assign(
-            seed=self.seed, rollout_id=self.rollout_id, group_index=index if index is not None else -1
-        )
+        if index is None and self.options.design != "fixed":
+            raise UnsupportedHost(f"the design {self.options.design!r} draws by group_index, and a sample has none")
+        return self.options.assign(seed=self.seed, rollout_id=self.rollout_id, group_index=index)
+
+    async def in_its_arms(self, group: list[Any], ask: Ask) -> list[Any] | None:
+        """Asks for a group in the arms it was assigned, at the same time, and gives back what `ask` made of its own.
+
+        A second arm gets copies. That it ends is waited for, so that how long a group takes does not tell which of its
+        arms is trained on; that it fails takes nothing from the group.
+
+        Args:
+            group: The host's samples.
+            ask: What is done in each arm.
+        """
+        assignment = self.assign(group)
+        copies = [[copy_of(sample) for sample in group] for _ in assignment.arms[1:]]
+        others = [
+            asyncio.ensure_future(self._compare(ask, own, Turn(assignment, arm, trained=False)))
+            for own, arm in zip(copies, assignment.arms[1:], strict=True)
+        ]
+        try:
+            done = await ask(group, Turn(assignment, assignment.arms[0], trained=True))
+            await asyncio.gather(*others)
+        except BaseException:
+            for other in others:
+                other.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
+            raise
+        return done
+
+    async def _compare(self, ask: Ask, copies: list[Any], turn: Turn) -> None:
+        try:
+            await ask(copies, turn)
+        except Exception as error:  # whatever the host's reward or hooks may raise
+            self.compared_lost += 1
+            _log.warning("a group is trained on but not compared: %s: %s", type(error).__name__, error)
 
     async def generate(
         self,
         group: Sequence[Any],
         adapter: StockAdapter,
         *,
-        assignment: Assignment,
+        turn: Turn,
         post: Callable[..., Any],
         encoder: Encoder,
         attempts: int,
@@ -78,10 +160,9 @@ class RolloutCalls:
 
         The way is the host's own where its flags leave nothing but `per-sample`, and where that is asked for always.
         """
-        arm = assignment.arms[0]
         names = [*circumstances, *(["single_sample"] if len(group) < 2 else [])]
-        if choose_arm(arm, names)[0] == "per-sample" and (names or assignment.design == "fixed"):
-            self._leave_to_host(group, assignment, names)
+        if self.hosts_own(turn, names):
+            self._leave_to_host(group, turn, names)
             return None
 
         async def send(payload: dict[str, Any], headers: Mapping[str, str]) -> Any:
@@ -94,14 +175,14 @@ class RolloutCalls:
 
         try:
             report = await generate_group(
-                arm,
+                turn.arm,
                 group,
                 adapter=adapter,
                 post=send,
                 capabilities=self.capabilities,
                 retries=attempts - 1,
                 retry_wait=SECONDS_BETWEEN,
-                recorder=self._recorder("exchanges", group),
+                recorder=self._recorder("exchanges", group, turn),
                 chunk=self.options.chunk,
                 permits=permits_of(semaphore, capacity),
                 encoder=encoder,
@@ -109,47 +190,76 @@ class RolloutCalls:
                 circumstances=circumstances,
             )
         except NothingToSend:
-            self._leave_to_host(group, assignment, ["finished_sample"])
+            self._leave_to_host(group, turn, ["finished_sample"])
             return None
-        self._count(group, assignment, report)
+        self._count(group, turn, report)
         return report
 
-    def record(self, group: Sequence[Any], report: GroupReport) -> None:
+    def record(self, group: Sequence[Any], turn: Turn, report: GroupReport) -> None:
         """Writes the samples of a scored group where a folder was given."""
-        write_sample = self._recorder("samples", group)
+        write_sample = self._recorder("samples", group, turn)
         if write_sample is None:
             return
-        for sample, row in zip(group, sample_rows(report, self.rollout_id, group[0].group_index), strict=True):
-            reward = {"reward": float(sample.reward)} if isinstance(sample.reward, (int, float)) else {}
-            write_sample({**row, **reward})
+        index = group[0].group_index
+        assignment = {
+            "policy": turn.assignment.design,
+            "seed": self.seed,
+            "unit": f"{self.rollout_id}/{index}",
+            "arm": turn.arm,
+            "probability": turn.probability,
+            "trained": turn.trained,
+        }
+        for sample, row in zip(group, sample_rows(report, self.rollout_id, index), strict=True):
+            reward = sample.reward[self.reward_key] if self.reward_key and sample.reward else sample.reward
+            known = {"reward": float(reward)} if isinstance(reward, (int, float)) else {}
+            write_sample({**row, **known, "extra": {"assignment": assignment}})
 
     def metrics(self) -> dict[str, float]:
         """The counts of the rollout."""
-        return group_metrics(self.reports)
+        counts = group_metrics(self.reports)
+        if self.options.design == "probe":
+            for name in ("compared", "compared_requests", "compared_lost"):
+                counts[f"rollout_patch/{name}"] = float(getattr(self, name))
+        return counts
 
-    def _leave_to_host(self, group: Sequence[Any], assignment: Assignment, names: Collection[str]) -> None:
-        _, reasons = choose_arm(assignment.arms[0], names)
-        log_way(assignment.arms[0], "per-sample", reasons)
-        self._count(group, assignment, GroupReport(assignment.arms[0], "per-sample", reasons, 0, 0, ()))
+    def hosts_own(self, turn: Turn, names: Collection[str]) -> bool:
+        """Whether the host's flags rule out all but `per-sample`, or nothing else is asked for anyway."""
+        if turn.assignment.design == "fixed" and turn.arm == "per-sample":
+            return True
+        return bool(names) and choose_arm(self.options.arm, names)[0] == "per-sample"
 
-    def _count(self, group: Sequence[Any], assignment: Assignment, report: GroupReport) -> None:
+    def _leave_to_host(self, group: Sequence[Any], turn: Turn, names: Collection[str]) -> None:
+        if not turn.trained:
+            return
+        _, reasons = choose_arm(turn.arm, names)
+        log_way(turn.arm, "per-sample", reasons)
+        self._count(group, turn, GroupReport(turn.arm, "per-sample", reasons, 0, 0, ()))
+
+    def _count(self, group: Sequence[Any], turn: Turn, report: GroupReport) -> None:
         """Keeps a group's report for the metrics, and logs how it was assigned and which way it went."""
-        self.reports.append(report)
-        if write_group := self._recorder("groups", group):
+        if turn.trained:
+            self.reports.append(report)
+        else:
+            self.compared += 1
+            self.compared_requests += report.requests
+            self.compared_lost += report.aborted
+        if write_group := self._recorder("groups", group, turn):
             way = {
                 "arm": report.arm_used,
                 "reasons": report.reasons,
                 "requests": report.requests,
                 "notes": report.notes,
+                "trained": turn.trained,
             }
-            write_group({**assignment.to_json(), **way})
+            write_group({**turn.assignment.to_json(), **way})
 
-    def _recorder(self, kind: str, group: Sequence[Any]) -> Callable[[Mapping[str, Any]], None] | None:
+    def _recorder(self, kind: str, group: Sequence[Any], turn: Turn) -> Callable[[Mapping[str, Any]], None] | None:
         if self.options.record is None:
             return None
-        self.options.record.mkdir(parents=True, exist_ok=True)
+        folder = self.options.record if turn.trained else self.options.record / "compared"
+        folder.mkdir(parents=True, exist_ok=True)
         labels = {"rollout_id": self.rollout_id, "group_index": group[0].group_index}
-        return json_lines(self.options.record / f"rollout.{kind}.jsonl", labels)
+        return json_lines(folder / f"rollout.{kind}.jsonl", labels)
 
 
 @functools.lru_cache(maxsize=16)

@@ -12,9 +12,10 @@ import importlib
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from rollout_patch.hosts.calls import RolloutCalls
+from rollout_patch.hosts.calls import RolloutCalls, Turn
 from rollout_patch.hosts.stock import Stock, StockAdapter, image_encoder, images_as_they_are, replaced, require
 
 CLASS_GROUPS = (
@@ -64,7 +65,7 @@ class GroupRolloutFn:
         return output
 
     def _group_function(self, stock_group: GroupFunction, calls: RolloutCalls) -> GroupFunction:
-        common, single_turn = self._common, self._single_turn
+        common, single_turn, status = self._common, self._single_turn, self._common.Sample.Status
         inputs = importlib.import_module("miles.rollout.base_types").GenerateFnInput
 
         async def generate_and_rm_group(
@@ -91,13 +92,14 @@ class GroupRolloutFn:
                 prime=lambda sample: _prime(args, sample, common.policy_uses_routing_key(args)),
                 semaphore=state.generate_fn_semaphore,
                 aborted=lambda: bool(state.aborted),
-                circumstances=_circumstances(args, group, common.Sample.Status, custom),
+                circumstances=_circumstances(args, group, status, custom),
+                aborted_status=status.ABORTED,
                 lifecycle=common.TrajectoryLifecycle().sink,
                 reward=lambda sample: common.async_rm(args, sample),
                 reward_group=lambda scored: common.batched_async_rm(args, scored, inplace_set_reward_field=True),
             )
             try:
-                done = await _generate_and_score(way, args, group, calls, common.Sample.Status.ABORTED)
+                done = await calls.in_its_arms(group, partial(_generate_and_score, way, args, calls))
             except BaseException:
                 _call_for_each(group, sample_done_callback)
                 raise
@@ -151,11 +153,12 @@ def _legacy_group_function(miles: Any, stock_group: GroupFunction, calls: Rollou
             semaphore=state.semaphore,
             aborted=lambda: bool(state.aborted),
             circumstances=_circumstances(args, group, miles.Sample.Status, bool(args.custom_generate_function_path)),
+            aborted_status=miles.Sample.Status.ABORTED,
             lifecycle=miles.TrajectoryLifecycle().sink,
             reward=lambda sample: miles.async_rm(args, sample),
             reward_group=reward_group,
         )
-        done = await _generate_and_score(way, args, group, calls, miles.Sample.Status.ABORTED)
+        done = await calls.in_its_arms(group, partial(_generate_and_score, way, args, calls))
         if done is None:
             return list(await stock_group(args, group, sampling_params, evaluation=evaluation))
         return done
@@ -174,21 +177,24 @@ class _Way:
     semaphore: asyncio.Semaphore
     aborted: Callable[[], bool]
     circumstances: Sequence[str]
+    aborted_status: Any
     lifecycle: Any
     reward: Callable[[Any], Awaitable[Any]]
     reward_group: Callable[[Sequence[Any]], Awaitable[Any]]
 
 
 async def _generate_and_score(
-    way: _Way, args: Any, group: list[Any], calls: RolloutCalls, aborted_status: Any
+    way: _Way, args: Any, calls: RolloutCalls, group: list[Any], turn: Turn
 ) -> list[Any] | None:
-    """Generates and scores a group as Miles does; `None` where Miles' own way is to be gone."""
-    assignment = calls.assign(group)
+    """Generates and scores a group as Miles does; `None` where Miles' own way is to be gone.
+
+    The lifecycle sees the samples that are trained on, and no copies.
+    """
     begun: list[Any] = []
 
     def prime(sample: Any) -> None:
         way.prime(sample)
-        if way.lifecycle is not None:
+        if way.lifecycle is not None and turn.trained:
             way.lifecycle.attempt_start(sample)
             way.lifecycle.gen_start(sample)
             begun.append(sample)
@@ -196,8 +202,8 @@ async def _generate_and_score(
     try:
         report = await calls.generate(
             group,
-            StockAdapter(way.stock, group, way.params, prime, aborted_status),
-            assignment=assignment,
+            StockAdapter(way.stock, group, way.params, prime, way.aborted_status),
+            turn=turn,
             post=way.stock.post_in.post,
             encoder=image_encoder(way.encode),
             attempts=ATTEMPTS,
@@ -214,15 +220,15 @@ async def _generate_and_score(
     if report.aborted:
         return group
     if not args.group_rm:
-        await asyncio.gather(*(_score(way, sample, aborted_status) for sample in group))
+        await asyncio.gather(*(_score(way, sample) for sample in group))
     elif not way.aborted():
         await way.reward_group(group)
-    calls.record(group, report)
+    calls.record(group, turn, report)
     return group
 
 
-async def _score(way: _Way, sample: Any, aborted_status: Any) -> None:
-    if sample.status != aborted_status and sample.reward is None:
+async def _score(way: _Way, sample: Any) -> None:
+    if sample.status != way.aborted_status and sample.reward is None:
         sample.reward = await way.reward(sample)
 
 

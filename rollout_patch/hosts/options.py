@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rollout_patch.assignment import Assignment, fixed, switchback
+from rollout_patch.assignment import DESIGNS, Assignment, fixed, probe, switchback
 from rollout_patch.requests import ARMS
+
+_SHARE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,12 +18,13 @@ class Options:
     """How groups are asked for.
 
     Attributes:
-        arm: The arm asked for; the experiment's where the design is `switchback`, the baseline being `per-sample`.
-        design: "fixed" or "switchback".
+        arm: The arm asked for; in a design that compares, the experiment's, the baseline being `per-sample`.
+        design: One of `rollout_patch.assignment.DESIGNS`.
         chunk: Most samples in one request; `None` for the whole group.
         record: The folder that gets exchanges, samples and groups as JSON lines; `None` records nothing.
         parameter_lists: The engine is reached without a router that refuses lists of sampling parameters.
         seed_per_slot: The engine gives sample i of a request the seed `sampling_seed` + i.
+        share: The share of groups that a probe asks for in both arms.
     """
 
     arm: str = "native"
@@ -30,12 +33,16 @@ class Options:
     record: Path | None = None
     parameter_lists: bool = False
     seed_per_slot: bool = False
+    share: float = _SHARE
 
     def assign(self, *, seed: int, rollout_id: int, group_index: int) -> Assignment:
-        """The arm of one group."""
+        """The arms of one group."""
         if self.design == "fixed":
             return fixed(self.arm)
-        return switchback("per-sample", self.arm, seed=seed, rollout_id=rollout_id, group_index=group_index)
+        arms = ("per-sample", self.arm)
+        if self.design == "switchback":
+            return switchback(*arms, seed=seed, rollout_id=rollout_id, group_index=group_index)
+        return probe(*arms, share=self.share, seed=seed, rollout_id=rollout_id, group_index=group_index)
 
 
 def read_options(args: Any, environment: Mapping[str, str]) -> Options:
@@ -48,8 +55,10 @@ def read_options(args: Any, environment: Mapping[str, str]) -> Options:
     arm, design, chunk = given["arm"] or "native", given["design"] or "fixed", given["chunk"]
     if arm not in ARMS:
         raise ValueError(f"rollout_patch_arm is {arm!r}, none of {ARMS}")
-    if design not in ("fixed", "switchback"):
-        raise ValueError(f"rollout_patch_design is {design!r}, neither 'fixed' nor 'switchback'")
+    if design not in DESIGNS:
+        raise ValueError(f"rollout_patch_design is {design!r}, none of {DESIGNS}")
+    if design != "fixed" and arm == "per-sample":
+        raise ValueError(f"rollout_patch_arm is 'per-sample', with which the design {design!r} compares it already")
     if chunk is not None and (not str(chunk).isdigit() or int(chunk) < 1):
         raise ValueError(f"rollout_patch_chunk is {chunk!r}, no number of samples")
     return Options(
@@ -59,7 +68,18 @@ def read_options(args: Any, environment: Mapping[str, str]) -> Options:
         record=Path(given["record"]) if given["record"] else None,
         parameter_lists=_truth("parameter_lists", given["parameter_lists"]),
         seed_per_slot=_truth("seed_per_slot", given["seed_per_slot"]),
+        share=_share(given["share"]),
     )
+
+
+def _share(value: Any) -> float:
+    try:
+        share = float(_SHARE if value is None else value)
+    except (TypeError, ValueError):
+        share = float("nan")
+    if not 0 <= share <= 1:
+        raise ValueError(f"rollout_patch_share is {value!r}, no number between 0 and 1")
+    return share
 
 
 def _truth(name: str, value: Any) -> bool:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from rollout_patch.eligibility import CONDITIONS, choose_arm
-from rollout_patch.hosts.calls import RolloutCalls
+from rollout_patch.hosts.calls import RolloutCalls, Turn
 from rollout_patch.hosts.stock import Stock, StockAdapter, replaced, require
 from rollout_patch.media import Encoder, digest
 
@@ -101,53 +101,83 @@ def _group_function(
         state = relax.GenerateState(args)
         if state.aborted or evaluation:
             return list(await stock_group(args, group, sampling_params, evaluation=evaluation))
-        conditions = [*flag_conditions(args), *sample_conditions(group, relax.Sample.Status)]
-        assignment = calls.assign(group)
-        left = bool(conditions) and choose_arm(assignment.arms[0], conditions)[0] == "per-sample"
-        processed = {} if left else await _process_media(relax, state, args, group)
 
-        async def processor(state: Any, args: Any, prompt: Any, multimodal_inputs: Any) -> Any:
-            ids, train_inputs, seconds = processed[digest([prompt, multimodal_inputs])]
-            return list(ids), None if train_inputs is None else dict(train_inputs), seconds
+        async def ask(samples: list[Any], turn: Turn) -> list[Any] | None:
+            return await _generate_and_score(relax, args, state, samples, sampling_params, calls, turn)
 
-        async def unencoded(multimodal_inputs: Mapping[str, Any]) -> tuple[dict[str, list[Any]], float]:
-            media = {
-                field: list(multimodal_inputs[kind]) for kind, field in KINDS.items() if multimodal_inputs.get(kind)
-            }
-            return media, 0.0
-
-        stock = Stock(
-            lambda sample, params: relax.generate(args, sample, params),
-            relax,
-            [(relax, "_run_image_processor", processor), (relax, "_encode_multimodal_inputs", unencoded)],
-            shared_headers=True,
-        )
-        params = calls.params_by_slot(sampling_params, group, lambda slot: state.group_sampling_seeds[slot])
-        adapter = StockAdapter(stock, group, params, _prime, relax.Sample.Status.ABORTED)
-        report = await calls.generate(
-            group,
-            adapter,
-            assignment=assignment,
-            post=relax.post,
-            encoder=_encoder(relax),
-            attempts=ATTEMPTS,
-            semaphore=state.semaphore,
-            capacity=args.sglang_server_concurrency * args.rollout_num_gpus // args.rollout_num_gpus_per_engine,
-            aborted=lambda: bool(state.aborted),
-            circumstances=conditions,
-        )
-        if report is None:
+        done = await calls.in_its_arms(group, ask)
+        if done is None:
             return list(await stock_group(args, group, sampling_params, evaluation=evaluation))
-        if report.aborted:
-            return group
-        if not state.aborted:
-            rewards = await relax.batched_async_rm(args, group)
-            for sample, reward in zip(group, rewards, strict=True):
-                sample.reward = reward
-        calls.record(group, report)
-        return group
+        return done
 
     return generate_and_rm_group
+
+
+async def _generate_and_score(
+    relax: Any,
+    args: Any,
+    state: Any,
+    group: list[Any],
+    sampling_params: Mapping[str, Any],
+    calls: RolloutCalls,
+    turn: Turn,
+) -> list[Any] | None:
+    """Generates and scores a group as Relax does; `None` where Relax's own way is to be gone."""
+    conditions = [*flag_conditions(args), *sample_conditions(group, relax.Sample.Status)]
+    left = calls.hosts_own(turn, conditions)
+    processed = {} if left else await _process_media(relax, state, args, group)
+    params = calls.params_by_slot(sampling_params, group, lambda slot: state.group_sampling_seeds[slot])
+    report = await calls.generate(
+        group,
+        StockAdapter(_stock(relax, args, processed, turn), group, params, _prime, relax.Sample.Status.ABORTED),
+        turn=turn,
+        post=relax.post,
+        encoder=_encoder(relax),
+        attempts=ATTEMPTS,
+        semaphore=state.semaphore,
+        capacity=args.sglang_server_concurrency * args.rollout_num_gpus // args.rollout_num_gpus_per_engine,
+        aborted=lambda: bool(state.aborted),
+        circumstances=conditions,
+    )
+    if report is None:
+        return None
+    if report.aborted:
+        return group
+    if not state.aborted:
+        rewards = await relax.batched_async_rm(args, group)
+        for sample, reward in zip(group, rewards, strict=True):
+            sample.reward = reward
+    calls.record(group, turn, report)
+    return group
+
+
+def _stock(relax: Any, args: Any, processed: Mapping[str, Any], turn: Turn) -> Stock:
+    """Relax's `generate`, with media that were processed already and that are encoded later.
+
+    One request carries one routing key, the first sample's; requests a sample keep each its own.
+
+    Args:
+        relax: The module.
+        args: Relax's arguments.
+        processed: What its processor made of each distinct prompt with media, by digest.
+        turn: The arm that is asked for.
+    """
+
+    async def processor(state: Any, args: Any, prompt: Any, multimodal_inputs: Any) -> Any:
+        ids, train_inputs, seconds = processed[digest([prompt, multimodal_inputs])]
+        return list(ids), None if train_inputs is None else dict(train_inputs), seconds
+
+    async def unencoded(multimodal_inputs: Mapping[str, Any]) -> tuple[dict[str, list[Any]], float]:
+        return {
+            field: list(multimodal_inputs[kind]) for kind, field in KINDS.items() if multimodal_inputs.get(kind)
+        }, 0.0
+
+    return Stock(
+        lambda sample, params: relax.generate(args, sample, params),
+        relax,
+        [(relax, "_run_image_processor", processor), (relax, "_encode_multimodal_inputs", unencoded)],
+        shared_headers=turn.arm != "per-sample",
+    )
 
 
 async def _process_media(relax: Any, state: Any, args: Any, group: Sequence[Any]) -> dict[str, Any]:

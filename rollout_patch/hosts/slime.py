@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import importlib
 import uuid
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
-from rollout_patch.hosts.calls import RolloutCalls
+from rollout_patch.hosts.calls import RolloutCalls, Turn
 from rollout_patch.hosts.stock import Stock, StockAdapter, image_encoder, images_as_they_are, replaced, require
 from rollout_patch.responses import Output
 
@@ -58,40 +58,58 @@ def _group_function(
         state = slime.GenerateState(args)
         if state.aborted or evaluation:
             return list(await stock_group(args, group, sampling_params, evaluation=evaluation))
-        assignment = calls.assign(group)
-        stock = Stock(
-            lambda sample, params: slime.generate(args, sample, params), slime, [images_as_they_are(slime)], slime
-        )
-        params = calls.params_by_slot(sampling_params, group, lambda slot: state.group_sampling_seeds[slot])
-        adapter = StockAdapter(stock, group, params, lambda sample: _prime(args, sample), slime.Sample.Status.ABORTED)
+
+        async def ask(samples: list[Any], turn: Turn) -> list[Any] | None:
+            return await _generate_and_score(slime, args, state, samples, sampling_params, calls, turn)
+
         with slime.trace_span(group, "generate_and_rm_group", attrs={"group_size": len(group)}):
-            report = await calls.generate(
-                group,
-                adapter,
-                assignment=assignment,
-                post=slime.post,
-                encoder=image_encoder(slime.encode_image_for_rollout_engine),
-                attempts=ATTEMPTS,
-                semaphore=state.semaphore,
-                capacity=args.sglang_server_concurrency * slime.get_rollout_num_engines(args),
-                aborted=lambda: bool(state.aborted),
-                circumstances=_circumstances(args, group, slime.Sample.Status),
-            )
-            if report is None:
-                return list(await stock_group(args, group, sampling_params, evaluation=evaluation))
-            if report.aborted:
-                return group
-            pairs = zip(group, report.outputs, strict=True)
-            scored = list(await asyncio.gather(*(_finish(slime, args, sample, output) for sample, output in pairs)))
-            if args.group_rm and not state.aborted:
-                with slime.trace_span(scored, "group_reward_model"):
-                    rewards = await slime.batched_async_rm(args, scored)
-                for sample, reward in zip(scored, rewards, strict=True):
-                    sample.reward = reward
-        calls.record(scored, report)
-        return scored
+            done = await calls.in_its_arms(group, ask)
+        if done is None:
+            return list(await stock_group(args, group, sampling_params, evaluation=evaluation))
+        return done
 
     return generate_and_rm_group
+
+
+async def _generate_and_score(
+    slime: Any,
+    args: Any,
+    state: Any,
+    group: list[Any],
+    sampling_params: Mapping[str, Any],
+    calls: RolloutCalls,
+    turn: Turn,
+) -> list[Any] | None:
+    """Generates and scores a group as slime does; `None` where slime's own way is to be gone."""
+    stock = Stock(
+        lambda sample, params: slime.generate(args, sample, params), slime, [images_as_they_are(slime)], slime
+    )
+    params = calls.params_by_slot(sampling_params, group, lambda slot: state.group_sampling_seeds[slot])
+    report = await calls.generate(
+        group,
+        StockAdapter(stock, group, params, lambda sample: _prime(args, sample), slime.Sample.Status.ABORTED),
+        turn=turn,
+        post=slime.post,
+        encoder=image_encoder(slime.encode_image_for_rollout_engine),
+        attempts=ATTEMPTS,
+        semaphore=state.semaphore,
+        capacity=args.sglang_server_concurrency * slime.get_rollout_num_engines(args),
+        aborted=lambda: bool(state.aborted),
+        circumstances=_circumstances(args, group, slime.Sample.Status),
+    )
+    if report is None:
+        return None
+    if report.aborted:
+        return group
+    pairs = zip(group, report.outputs, strict=True)
+    scored = list(await asyncio.gather(*(_finish(slime, args, sample, output) for sample, output in pairs)))
+    if args.group_rm and not state.aborted:
+        with slime.trace_span(scored, "group_reward_model"):
+            rewards = await slime.batched_async_rm(args, scored)
+        for sample, reward in zip(scored, rewards, strict=True):
+            sample.reward = reward
+    calls.record(scored, turn, report)
+    return scored
 
 
 def _prime(args: Any, sample: Any) -> None:

@@ -136,6 +136,13 @@ class StockAdapter:
             drive(stock.generate(sample, copy.deepcopy(dict(self._params[id(sample)]))))
 
 
+def copy_of(sample: Any) -> Any:
+    """A sample of its own with the same content; what generation never changes in place is shared."""
+    twin = copy.copy(sample)
+    vars(twin).update({name: _copied(name, value) for name, value in vars(sample).items()})
+    return twin
+
+
 def _copied(name: str, value: Any) -> Any:
     if name in _SHARED or value is None:
         return value

@@ -6,6 +6,7 @@ Where SGLang is not installed, the few names that Miles imports from it are made
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
 import types
 from argparse import Namespace
@@ -25,6 +26,7 @@ from rollout_patch.hosts.miles import GroupRolloutFn, generate_rollout
 pytestmark = [pytest.mark.hosts, pytest.mark.filterwarnings("ignore")]
 
 CHECKOUT = "MILES_CHECKOUT"
+PROBING = {"rollout_patch_design": "probe", "rollout_patch_share": 1}
 SEEDED = {"sglang_enable_deterministic_inference": True}
 rows = partial(rows_without, {"routing_key", "session_id"})
 
@@ -274,12 +276,37 @@ def test_sample_granularity_counts_every_sample_down(
         "__init__",
         lambda self, *given, **named: (made.append(self), make(self, *given, **named))[1],
     )
-    output, _ = rollout(arguments(rollout_submission_granularity="sample"), patched=True)
-    assert output.metrics["rollout_patch/native_groups"] == len(PROMPTS)
-    assert [scheduler.samples_in_flight for scheduler in made] == [0]
+    for options in ({}, PROBING):
+        made.clear()
+        output, _ = rollout(arguments(rollout_submission_granularity="sample", **options), patched=True)
+        assert output.metrics["rollout_patch/groups"] == len(PROMPTS)
+        assert output.metrics.get("rollout_patch/compared", 0) == (len(PROMPTS) if options else 0)
+        assert [scheduler.samples_in_flight for scheduler in made] == [0]
 
 
-def test_the_dashboard_sees_each_sample_begin_and_end(arguments: Any, rollout: Any) -> None:
+def test_a_probe_asks_in_both_arms_and_hands_over_one(
+    arguments: Any, rollout: Any, miles: Any, data_source: Any, tmp_path: Path
+) -> None:
+    source = data_source(miles.Sample, PROMPTS, N)
+    own = {id(sample) for group in source._groups for sample in group}
+    output, requests = rollout(arguments(**PROBING, rollout_patch_record=str(tmp_path)), True, source)
+    assert len(requests) == (1 + N) * len(PROMPTS)
+    assert {id(sample) for group in output.samples for sample in group} == own
+    assert [sample.index for group in output.samples for sample in group] == list(range(N * len(PROMPTS)))
+    assert output.metrics["rollout_patch/groups"] == output.metrics["rollout_patch/compared"] == len(PROMPTS)
+    trained, compared = (
+        [json.loads(line) for line in (folder / "rollout.samples.jsonl").read_text().splitlines()]
+        for folder in (tmp_path, tmp_path / "compared")
+    )
+    handed = {(sample.group_index, sample.response, sample.reward) for group in output.samples for sample in group}
+    assert {(row["group_index"], row["text"], row["reward"]) for row in trained} == handed
+    arms = {(row["group_index"], row["arm"]) for row in trained + compared}
+    assert arms == {(group, arm) for group in range(len(PROMPTS)) for arm in ("native", "per-sample")}
+    assert len(trained) == len(compared) == N * len(PROMPTS)
+
+
+@pytest.mark.parametrize("options", [{}, PROBING])
+def test_the_dashboard_sees_each_sample_begin_and_end(arguments: Any, rollout: Any, options: dict[str, Any]) -> None:
     from miles.utils.lifecycle import TrajectoryLifecycle
 
     class Sink:
@@ -294,7 +321,7 @@ def test_the_dashboard_sees_each_sample_begin_and_end(arguments: Any, rollout: A
         sink, made = Sink(), TrajectoryLifecycle.__init__
         TrajectoryLifecycle.__init__ = lambda self, sink=sink: setattr(self, "sink", sink)
         try:
-            rollout(arguments(), patched)
+            rollout(arguments(**options), patched)
         finally:
             TrajectoryLifecycle.__init__ = made
         seen.append(sorted(sink.seen))

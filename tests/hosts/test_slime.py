@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from host_rollouts import PROMPTS, N, rows_without, settle
 
-from rollout_patch import UnsupportedHost
+from rollout_patch import UnsupportedHost, probe
 from rollout_patch.hosts import calls
+from rollout_patch.hosts.options import Options
 from rollout_patch.hosts.slime import generate_rollout
 
 pytestmark = [pytest.mark.hosts, pytest.mark.filterwarnings("ignore")]
@@ -271,6 +272,7 @@ def test_exchanges_samples_and_assignments_are_recorded(arguments: Any, rollout:
     from parity.samples import Rollout, Sample
 
     options = {"rollout_patch_record": str(tmp_path), "rollout_patch_design": "switchback"}
+    options_of = Options(design="switchback")
     output, requests = rollout(generate_rollout, arguments(**options))
     rules = Rules(group_size=N)
     exchanges = list(read_exchanges(tmp_path / "rollout.exchanges.jsonl"))
@@ -283,10 +285,110 @@ def test_exchanges_samples_and_assignments_are_recorded(arguments: Any, rollout:
         *check_accounting(samples, exchanges),
     ]
     assert [finding.message for finding in findings if finding.fails] == []
+    drawn = {sample.group_index: sample.extra["assignment"] for sample in samples.samples()}
+    asked = [options_of.assign(seed=11, rollout_id=3, group_index=group) for group in range(len(PROMPTS))]
+    assert [drawn[group]["arm"] for group in sorted(drawn)] == [one.arms[0] for one in asked]
+    assert drawn[1] == {
+        "policy": "switchback",
+        "seed": 11,
+        "unit": "3/1",
+        "arm": asked[1].arms[0],
+        "probability": 0.5,
+        "trained": True,
+    }
     groups = (tmp_path / "rollout.groups.jsonl").read_text().splitlines()
     assert len(groups) == len(PROMPTS)
     assert all('"design":"switchback"' in line for line in groups)
     assert len(exchanges) == len(requests) == output.metrics["rollout_patch/requests"]
+
+
+def probing(record: Path, seed: int = 11) -> dict[str, Any]:
+    """Every group in both arms."""
+    return {
+        "rollout_patch_design": "probe",
+        "rollout_patch_share": 1,
+        "rollout_patch_record": str(record),
+        "rollout_seed": seed,
+    }
+
+
+def seed_of(*first_arms: str) -> int:
+    """A seed with which the groups of rollout 3 are trained on in these arms."""
+    for seed in range(1000):
+        drawn = [
+            probe("per-sample", "native", share=1, seed=seed, rollout_id=3, group_index=group).arms[0]
+            for group in range(len(first_arms))
+        ]
+        if drawn == list(first_arms):
+            return seed
+    raise AssertionError(first_arms)
+
+
+def recorded(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "rollout.samples.jsonl").read_text().splitlines()]
+
+
+def test_a_probe_asks_in_both_arms_and_hands_over_one(
+    slime: Any, arguments: Any, rollout: Any, data_source: Any, tmp_path: Path
+) -> None:
+    from parity.checking import check_paths
+    from parity.contracts.rules import Rules
+
+    arms = ["native", "per-sample", "native"]
+    hooked = {"rollout_sample_hook_path": ["host_test_reward.hook"]}
+    source = data_source(slime.Sample, PROMPTS, N)
+    own = {id(sample) for group in source._groups for sample in group}
+    output, requests = rollout(generate_rollout, arguments(**probing(tmp_path, seed_of(*arms)), **hooked), source)
+
+    assert len(requests) == (1 + N) * len(PROMPTS)
+    assert {id(sample) for group in output.samples for sample in group} == own
+    assert [sample.index for group in output.samples for sample in group] == list(range(N * len(PROMPTS)))
+    assert [sample.metadata["hooked"] for group in output.samples for sample in group] == [1] * N * len(PROMPTS)
+    assert output.metrics["rollout_patch/native_groups"] == 2
+    assert output.metrics["rollout_patch/per_sample_groups"] == 1
+    assert output.metrics["rollout_patch/compared"] == len(PROMPTS)
+    assert output.metrics["rollout_patch/compared_requests"] == N + 1 + N
+    assert output.metrics["rollout_patch/compared_lost"] == 0
+
+    trained, compared = recorded(tmp_path), recorded(tmp_path / "compared")
+    texts = {(row["group_index"], row["index"]): row["text"] for row in trained}
+    assert texts == {
+        (sample.group_index, sample.index % N): sample.response for group in output.samples for sample in group
+    }
+    for rows_of_arm, is_trained in ((trained, True), (compared, False)):
+        assert len({(row["group_index"], row["index"]) for row in rows_of_arm}) == len(rows_of_arm) == N * len(PROMPTS)
+        assert all(row["extra"]["assignment"]["trained"] is is_trained for row in rows_of_arm)
+        assert all(row["extra"]["assignment"]["probability"] == 0.5 for row in rows_of_arm)
+        assert all(row["extra"]["assignment"]["arm"] == row["arm"] for row in rows_of_arm)
+        assert all(isinstance(row["reward"], float) for row in rows_of_arm)
+    assert {(row["group_index"], row["arm"]) for row in trained} == set(enumerate(arms))
+    assert {(row["group_index"], row["arm"]) for row in trained + compared} == {
+        (group, arm) for group in range(len(PROMPTS)) for arm in ("native", "per-sample")
+    }
+    result = check_paths([tmp_path], Rules(group_size=N))
+    assert [finding.message for finding in result.findings if finding.fails] == []
+    assert result.counts["samples"] == 2 * N * len(PROMPTS)
+
+
+def test_a_comparison_that_fails_takes_nothing_from_the_group(
+    arguments: Any, rollout: Any, server: Any, tmp_path: Path
+) -> None:
+    server.refuse = lambda body: None if _is_many(body) else (400, {"error": {"message": "planted"}})
+    output, _ = rollout(generate_rollout, arguments(**probing(tmp_path, seed_of(*["native"] * len(PROMPTS)))))
+    assert all(sample.reward is not None and sample.response for group in output.samples for sample in group)
+    assert output.metrics["rollout_patch/compared_lost"] == len(PROMPTS)
+    assert not (tmp_path / "compared" / "rollout.samples.jsonl").exists()
+
+    with pytest.raises(Exception, match="planted"):
+        rollout(generate_rollout, arguments(**probing(tmp_path, seed_of(*["per-sample"] * len(PROMPTS)))))
+
+
+def test_a_group_that_flags_send_the_hosts_way_is_not_probed(arguments: Any, rollout: Any, tmp_path: Path) -> None:
+    given = {**probing(tmp_path), "custom_generate_function_path": "host_test_reward.custom_generate"}
+    output, requests = rollout(generate_rollout, arguments(**given))
+    assert requests == []
+    assert output.metrics["rollout_patch/compared"] == 0
+    assert output.metrics["rollout_patch/per_sample_groups"] == len(PROMPTS)
 
 
 def test_a_failed_group_is_the_hosts_error_as_in_stock(arguments: Any, rollout: Any, server: Any) -> None:

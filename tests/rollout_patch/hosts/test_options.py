@@ -24,7 +24,10 @@ def test_arguments_win_over_the_environment() -> None:
     ("name", "value"),
     [
         ("arm", "grouped"),
-        ("design", "probe"),
+        ("design", "bandit"),
+        ("share", "1.5"),
+        ("share", "nan"),
+        ("share", "half"),
         ("chunk", "0"),
         ("chunk", "four"),
         ("parameter_lists", "maybe"),
@@ -41,3 +44,16 @@ def test_switchback_draws_between_the_baseline_and_the_arm_asked_for() -> None:
     drawn = [options.assign(seed=1, rollout_id=0, group_index=group).arms for group in range(64)]
     assert set(drawn) == {("native",), ("per-sample",)}
     assert Options().assign(seed=1, rollout_id=0, group_index=0).arms == ("native",)
+
+
+def test_a_probe_asks_its_share_in_both_arms() -> None:
+    options = read_options(Namespace(rollout_patch_design="probe", rollout_patch_share=0.5), {})
+    drawn = [options.assign(seed=1, rollout_id=0, group_index=group).arms for group in range(64)]
+    assert set(drawn) == {("per-sample",), ("per-sample", "native"), ("native", "per-sample")}
+    assert 16 < sum(len(arms) == 2 for arms in drawn) < 48
+
+
+@pytest.mark.parametrize("design", ["switchback", "probe"])
+def test_a_design_that_compares_the_baseline_with_itself_is_refused(design: str) -> None:
+    with pytest.raises(ValueError, match="'per-sample', with which"):
+        read_options(Namespace(rollout_patch_design=design, rollout_patch_arm="per-sample"), {})

@@ -1,0 +1,129 @@
+"""A group asked for in two arms: the host gets its own samples once, whatever happens to the other arm's copies."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollout_patch import Capabilities, UnsupportedHost
+from rollout_patch.hosts.calls import RolloutCalls, Turn
+from rollout_patch.hosts.options import Options
+
+
+def probing(**changes: Any) -> RolloutCalls:
+    return RolloutCalls(Options(design="probe", share=1.0), Capabilities(), rollout_id=2, seed=5, **changes)
+
+
+def make_group(index: int | None = 0) -> list[Any]:
+    return [SimpleNamespace(group_index=index, tokens=[1, 2], metadata={"source": "a"}) for _ in range(3)]
+
+
+def write(group: list[Any], turn: Turn) -> list[Any]:
+    """Changes samples in place, as a host's code may."""
+    for sample in group:
+        sample.tokens.append(turn.arm)
+        sample.metadata["arm"] = turn.arm
+    return group
+
+
+async def test_both_arms_are_asked_and_the_copies_share_nothing_that_changes() -> None:
+    turns: list[Turn] = []
+
+    async def ask(group: list[Any], turn: Turn) -> list[Any]:
+        turns.append(turn)
+        await asyncio.sleep(0)
+        return write(group, turn)
+
+    group = make_group()
+    assert await probing().in_its_arms(group, ask) is group
+    assert {turn.arm for turn in turns} == {"per-sample", "native"}
+    (trained,) = [turn.arm for turn in turns if turn.trained]
+    assert [sample.tokens for sample in group] == [[1, 2, trained]] * 3
+    assert [sample.metadata for sample in group] == [{"source": "a", "arm": trained}] * 3
+
+
+async def test_the_group_is_done_when_both_arms_are() -> None:
+    done: list[bool] = []
+
+    async def ask(group: list[Any], turn: Turn) -> list[Any]:
+        for _ in range(1 if turn.trained else 20):
+            await asyncio.sleep(0)
+        done.append(turn.trained)
+        return group
+
+    await probing().in_its_arms(make_group(), ask)
+    assert done == [True, False]
+
+
+async def test_a_failed_comparison_is_counted_and_said(caplog: pytest.LogCaptureFixture) -> None:
+    async def ask(group: list[Any], turn: Turn) -> list[Any]:
+        if not turn.trained:
+            raise RuntimeError("the reward server is gone")
+        return write(group, turn)
+
+    calls, group = probing(), make_group()
+    assert await calls.in_its_arms(group, ask) is group
+    assert calls.metrics()["rollout_patch/compared_lost"] == 1
+    assert "RuntimeError: the reward server is gone" in caplog.text
+
+
+async def test_a_failed_group_is_the_hosts_error_and_ends_its_comparison() -> None:
+    ended: list[str] = []
+
+    async def ask(group: list[Any], turn: Turn) -> list[Any]:
+        if turn.trained:
+            await asyncio.sleep(0)
+            raise RuntimeError("planted")
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(turn.arm)
+        raise AssertionError("never reached")
+
+    with pytest.raises(RuntimeError, match="planted"):
+        await probing().in_its_arms(make_group(), ask)
+    assert len(ended) == 1
+
+
+@given(steps=st.tuples(st.integers(0, 5), st.integers(0, 5)), cancel_after=st.integers(0, 8))
+def test_cancelled_at_any_await_nothing_runs_on(steps: tuple[int, int], cancel_after: int) -> None:
+    running: set[str] = set()
+
+    async def ask(group: list[Any], turn: Turn) -> list[Any]:
+        running.add(turn.arm)
+        try:
+            for _ in range(steps[turn.trained]):
+                await asyncio.sleep(0)
+            return group
+        finally:
+            running.discard(turn.arm)
+
+    async def scenario() -> None:
+        group = make_group()
+        task = asyncio.ensure_future(probing().in_its_arms(group, ask))
+        for _ in range(cancel_after):
+            await asyncio.sleep(0)
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            assert await task is group
+        assert running == set()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(scenario())
+
+
+def test_arms_are_drawn_by_the_groups_number_and_refused_without_one() -> None:
+    calls = probing()
+    drawn = [calls.assign(make_group(index)) for index in range(32)]
+    assert drawn == [calls.assign(make_group(index)) for index in range(32)]
+    assert len(set(drawn)) == 2
+    with pytest.raises(UnsupportedHost, match="group_index"):
+        calls.assign(make_group(None))
+    fixed = RolloutCalls(Options(), Capabilities(), rollout_id=2, seed=5)
+    assert fixed.assign(make_group(None)).arms == ("native",)
