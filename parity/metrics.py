@@ -8,6 +8,7 @@ added in its manner: `rollout/samples`, `rollout/groups`, `rollout/group_reward_
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -233,6 +234,75 @@ def curves_of_run(run: str, records: Iterable[Mapping[str, Any]]) -> dict[str, C
         for metric, kept in points.items()
         if kept
     }
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Values that a tracker or a log recorded together.
+
+    Attributes:
+        stream: What counts its steps for itself: trainers number rollouts, training steps and evaluations apart.
+        step: The step in that stream.
+        values: Values by metric.
+    """
+
+    stream: str
+    step: int
+    values: Mapping[str, float]
+
+
+SAME = 1e-4
+"""Relative difference up to which two records of a metric at one step are one value written twice: several processes
+reduce and print it, each with its own rounding."""
+
+
+def curves_of_points(run: str, points: Iterable[Point]) -> dict[str, Curve]:
+    """The curves of a run from points of several writers, in the order they were written.
+
+    Records of one step add up, and a value written twice counts once. Another value at an earlier step of a metric
+    means that the run went back: what its stream kept from that step on belongs to an abandoned branch and is dropped,
+    never averaged with what replaced it. Another value at a metric's last step replaces it.
+    """
+    kept: dict[str, dict[int, float]] = {}
+    last: dict[str, int] = {}
+    rewound: dict[str, set[int]] = {}
+    metrics_of: dict[str, set[str]] = {}
+    for point in points:
+        metrics = metrics_of.setdefault(point.stream, set())
+        step = point.step
+        new = {name: value for name, value in point.values.items() if not _same(kept.get(name, {}).get(step), value)}
+        if any(step < last.get(name, step) and step in kept[name] for name in new):
+            for name in metrics:
+                abandoned = {earlier for earlier in kept[name] if earlier >= step}
+                rewound[name] |= abandoned
+                kept[name] = {earlier: value for earlier, value in kept[name].items() if earlier < step}
+                last[name] = step if abandoned else last[name]
+            new = dict(point.values)
+        for name, value in new.items():
+            metrics.add(name)
+            of_metric = kept.setdefault(name, {})
+            if step in of_metric:
+                rewound[name].add(step)
+            rewound.setdefault(name, set())
+            of_metric[step] = value
+            last[name] = max(step, last.get(name, step))
+    return {
+        name: Curve(
+            run=run,
+            metric=name,
+            steps=np.array(sorted(of_metric), np.int64),
+            values=np.array([of_metric[step] for step in sorted(of_metric)], np.float64),
+            rewound=tuple(sorted(rewound[name])),
+        )
+        for name, of_metric in kept.items()
+        if of_metric
+    }
+
+
+def _same(kept: float | None, value: float) -> bool:
+    if kept is None:
+        return False
+    return math.isclose(kept, value, rel_tol=SAME) or (math.isnan(kept) and math.isnan(value))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,123 @@
+"""A training run as somebody's tracker or log recorded it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from parity.metrics import Point, RunCurves
+
+COMPLETED = "completed"
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedRun:
+    """The curves of one run, under slime's names, and what else its source says.
+
+    Attributes:
+        name: The run's name, unique among the runs compared: its source as given, with its part of it where it holds
+            several.
+        format: The name of the source's format.
+        curves: The curves by metric.
+        skipped: What the reader left out, and why, one sentence each.
+        ending: How the run ended (``completed``, ``oom``, ``502``, ``killed``, …); `None` if the source does not say.
+        incidents: How often something happened on the way, such as a retried request, by name.
+        zero_may_be_nan: Whether the source stores NaN as 0.
+    """
+
+    name: str
+    format: str
+    curves: RunCurves
+    skipped: tuple[str, ...] = ()
+    ending: str | None = None
+    incidents: Mapping[str, int] = field(default_factory=dict)
+    zero_may_be_nan: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """What a reader found of one run under its source's own names; fields as in `RecordedRun`.
+
+    Attributes:
+        part: The run's name inside its source; empty where the source is one run.
+        points: What was recorded, in the order it was.
+        names: Which of the name maps its source needs; empty for slime's own names.
+    """
+
+    part: str
+    format: str
+    points: Iterable[Point]
+    names: str = ""
+    skipped: tuple[str, ...] = ()
+    ending: str | None = None
+    incidents: Mapping[str, int] = field(default_factory=dict)
+    zero_may_be_nan: bool = False
+
+
+_WORDS = {"nan": math.nan, "infinity": math.inf, "inf": math.inf, "-infinity": -math.inf, "-inf": -math.inf}
+
+
+def number(value: Any) -> float | None:
+    """A recorded value as a number: null and the words for NaN and infinity count, other texts and flags do not."""
+    if value is None:
+        return math.nan
+    if isinstance(value, str):
+        return _WORDS.get(value.strip().lower())
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+STEP_OF_PREFIX = {
+    "train": ("train/step", "train/global_step"),
+    "rollout": ("rollout/step",),
+    "perf": ("rollout/step",),
+    "passrate": ("rollout/step",),
+    "multi_turn": ("rollout/step",),
+    "eval": ("eval/step",),
+}
+"""The fields that count the steps of metrics with a prefix, as slime, Miles, Relax and TRL name them."""
+
+STEP_FIELDS = ("step", "Step", "global_step", "trainer/global_step", "train/global_step", "_step", "iteration", "iter")
+"""The fields that count the steps of any metric, the most telling first."""
+
+_COUNTERS = {*STEP_FIELDS, *(name for names in STEP_OF_PREFIX.values() for name in names), "actor_fwd/step"}
+
+
+def points_of(record: Mapping[str, Any], left_out: dict[str, str]) -> list[Point]:
+    """The points of one record: each metric at the step that is counted for it.
+
+    Args:
+        record: Values by name, with one or several fields that count steps.
+        left_out: Takes the fields that are no metric, each with the reason.
+    """
+    values: dict[tuple[str, int], dict[str, float]] = {}
+    for name, raw in record.items():
+        if name in _COUNTERS:
+            continue
+        value = number(raw)
+        if value is None:
+            left_out.setdefault(name, "not a number")
+            continue
+        candidates = (*STEP_OF_PREFIX.get(name.partition("/")[0], ()), *STEP_FIELDS)
+        counter = next((field for field in candidates if _is_step(record.get(field))), None)
+        if counter is None:
+            left_out.setdefault(name, f"no step beside it ({', '.join(candidates[:3])}, …)")
+            continue
+        values.setdefault((counter, int(record[counter])), {})[name] = value
+    return [Point(counter, step, found) for (counter, step), found in values.items()]
+
+
+def _is_step(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and float(value).is_integer()
+
+
+def sentences(left_out: Mapping[str, str]) -> tuple[str, ...]:
+    """What was left out as one sentence a reason."""
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in left_out.items():
+        by_reason.setdefault(reason, []).append(name)
+    return tuple(
+        f"{', '.join(sorted(names)[:6])}{f' and {len(names) - 6} more' if len(names) > 6 else ''}: {reason}"
+        for reason, names in by_reason.items()
+    )
