@@ -10,32 +10,41 @@ from typing import Any
 from parity.contract_checks import (
     CHECKS,
     Rules,
-    check_accounting,
     check_arms,
-    check_batches,
     check_curves,
-    check_exchanges,
     check_metrics,
+    check_recording,
+    check_requests,
 )
 from parity.errors import InputError
 from parity.exchanges import Exchange
-from parity.experiment import ExperimentConfig, Pair, plan_pairs, weight_version
+from parity.experiment import MIXED_DESIGNS, ExperimentConfig, Pair, plan_pairs, weight_version
 from parity.findings import Finding, Level, Severity, Status, Where
-from parity.metrics import RunCurves, curves_of_run
-from parity.replay import compare_requests, compare_twins
+from parity.metrics import RunCurves, curves_of_run, rollout_metrics
+from parity.replay import compare_twins
 from parity.reports.document import Report, RunRecord, build_report
 from parity.samples import Rollout, Sample
 from parity.stats import collapse_finding, cost_findings, training_findings
 from parity.store import RunStore, read_experiment, run_store
 from parity.training.tasks import Task, get_task
+from parity.trajectory import (
+    TRAJECTORY_MARGINS,
+    GroupBounds,
+    Trajectory,
+    drawn_groups,
+    of_drawn_arm,
+    trajectory_findings,
+)
+
+_LEVEL_OF_DESIGN = {"paired": Level.TRAINING, "switchback": Level.SAMPLING, "probe": Level.SAMPLING}
 
 
 @dataclass(frozen=True, slots=True)
 class _StartedPair:
-    """A pair of which something is on disk, and how many steps both runs have finished."""
+    """A pair of which something is on disk, and how many steps all its runs have finished."""
 
     pair: Pair
-    stores: tuple[RunStore, RunStore]
+    stores: tuple[RunStore, ...]
     steps: int
 
 
@@ -55,6 +64,7 @@ def assess(directory: Path) -> Report:
     findings = [
         *_contract_findings(started, config, experiment),
         *_unfinished(directory, planned),
+        *_trajectory_findings(pairs, config),
         *_replay_findings(pairs),
         *_training_findings(pairs, config),
         *_cost_findings(pairs),
@@ -64,10 +74,9 @@ def assess(directory: Path) -> Report:
 
 def _started_pairs(directory: Path, pairs: Sequence[Pair]) -> Iterator[_StartedPair]:
     for pair in pairs:
-        first, second = (run_store(directory, name) for name in pair.names)
-        if first.written_steps() or second.written_steps():
-            steps = min(first.finished_steps(), second.finished_steps())
-            yield _StartedPair(pair, (first, second), steps)
+        stores = tuple(run_store(directory, name) for name in pair.names)
+        if any(store.written_steps() for store in stores):
+            yield _StartedPair(pair, stores, min(store.finished_steps() for store in stores))
 
 
 def _unfinished(directory: Path, planned: Sequence[Pair]) -> Iterator[Finding]:
@@ -76,19 +85,37 @@ def _unfinished(directory: Path, planned: Sequence[Pair]) -> Iterator[Finding]:
         stores = [run_store(directory, name) for name in pair.names]
         steps = min(store.finished_steps() for store in stores)
         if steps < pair.steps:
-            level = Level.TRAINING if pair.design == "paired" else Level.REPLAY
+            level = _LEVEL_OF_DESIGN.get(pair.design, Level.REPLAY)
             message = f"{steps} of {pair.steps} steps of {' and '.join(pair.names)} are finished; go on with --resume"
             if why := next((str(text) for store in stores if (text := store.outcome().get("message"))), None):
                 message = f"{message} ({why})"
             yield Finding(
-                "steps_finished", level, Status.INCONCLUSIVE, message, Where(pair.names[1]), pair.steps, steps
+                "steps_finished", level, Status.INCONCLUSIVE, message, Where(pair.names[-1]), pair.steps, steps
             )
 
 
 def _records(finished: _StartedPair) -> Iterator[RunRecord]:
     pair = finished.pair
-    for store, arm in zip(finished.stores, pair.arms, strict=True):
-        yield RunRecord(store.name, arm, pair.seed, pair.design, store.metrics(), store.outcome(), store.events())
+    for store, arm in zip(finished.stores, pair.run_arms, strict=True):
+        metrics = store.metrics()
+        by_arm = {drawn: _arm_metrics(store, drawn, metrics) for drawn in pair.arms} if pair.mixed else {}
+        yield RunRecord(store.name, arm, pair.seed, pair.design, metrics, store.outcome(), store.events(), by_arm)
+
+
+def _arm_metrics(store: RunStore, arm: str, metrics: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """What a mixed run's samples of one arm measure, step by step; steps without a group of that arm have no line."""
+    lines = []
+    for row in metrics:
+        of_arm = of_drawn_arm(_drawn_rollout(store, row["step"]), arm)
+        if len(of_arm):
+            lines.append({"step": row["step"], **rollout_metrics(of_arm, row["perf/rollout_time"])})
+    return lines
+
+
+def _drawn_rollout(store: RunStore, step: int) -> Rollout:
+    """A mixed run's samples of a step, those that were only compared included."""
+    compared = [store.compared.rollout(step)] if store.compared.rollout_path(step).exists() else []
+    return Rollout.concatenate([store.rollout(step), *compared])
 
 
 def _rules(config: ExperimentConfig, policy: Mapping[str, Any], task: Task, store: RunStore, design: str) -> Rules:
@@ -122,22 +149,47 @@ def _contract_findings(
         for store in (store for store in finished.stores if store.written_steps()):
             rules = _rules(config, experiment["policy"], task, store, finished.pair.design)
             found += [finding.in_run(store.name) for finding in _run_findings(store, rules)]
-        steps = min(store.written_steps() for store in finished.stores)
-        baseline, changed = (_rollouts(store, steps) for store in finished.stores)
-        found += [finding.in_run(finished.stores[1].name) for finding in check_arms(baseline, changed)]
-    curves = list(_curves(pairs, {"twin", "replay", "paired"}))
-    return [*merge(found), *check_curves([first for first, _ in curves], [second for _, second in curves])]
+            metrics = check_metrics(
+                {step: store.rollout(step) for step in range(store.written_steps())}, store.metrics()
+            )
+            found += [finding.in_run(store.name) for finding in metrics]
+            if store.compared.written_steps():
+                found += [finding.in_run(f"{store.name}/compared") for finding in _run_findings(store.compared, rules)]
+        found += [finding.in_run(finished.stores[-1].name) for finding in _arms_findings(finished)]
+    return [*merge(found), *_curve_findings(pairs)]
 
 
 def _run_findings(store: RunStore, rules: Rules) -> list[Finding]:
     steps = store.written_steps()
     rollouts = [store.rollout(step) for step in range(steps)]
     return [
-        *check_batches(rollouts, rules),
-        *check_exchanges(_exchanges(store, steps), rules),
-        *check_accounting(Rollout.concatenate(rollouts), _exchanges(store, steps)),
-        *check_metrics(dict(enumerate(rollouts)), store.metrics()),
+        *check_recording(rollouts, _exchanges(store, steps), rules),
     ]
+
+
+def _arms_findings(finished: _StartedPair) -> list[Finding]:
+    """Whether both arms were asked for the same, where they were asked the same prompts."""
+    steps = min(store.written_steps() for store in finished.stores)
+    if finished.pair.design == "switchback":
+        return []
+    if finished.pair.design == "probe":
+        drawn = Rollout.concatenate([_drawn_rollout(finished.stores[0], step) for step in range(steps)])
+        baseline, changed = (of_drawn_arm(drawn, arm) for arm in finished.pair.arms)
+        return check_arms(baseline, changed)
+    requests = check_requests(*(_exchanges(store, steps) for store in finished.stores))
+    return check_arms(*(_rollouts(store, steps) for store in finished.stores)) + requests
+
+
+def _curve_findings(pairs: Sequence[_StartedPair]) -> list[Finding]:
+    curves = list(_curves(pairs, {"twin", "replay", "paired"}))
+    mixed = [_curves_of(store) for finished in pairs if finished.pair.mixed for store in finished.stores]
+    if not curves:
+        return check_curves(mixed, mixed)
+    return check_curves([first for first, _ in curves], [second for _, second in curves])
+
+
+def _curves_of(store: RunStore) -> RunCurves:
+    return curves_of_run(store.name, store.metrics())
 
 
 def _rollouts(store: RunStore, steps: int) -> Rollout:
@@ -183,15 +235,29 @@ def _sum(check: str, alike: Sequence[Finding]) -> list[Finding]:
     return [replace(alike[0], where=Where(), message=message, evidence={**counts, "runs": runs})]
 
 
+def _trajectory_findings(pairs: Sequence[_StartedPair], config: ExperimentConfig) -> list[Finding]:
+    """L1 of the mixed runs of each design: all their groups are evidence on the same question."""
+    found = []
+    bounds = GroupBounds(max_new_tokens=get_task(config.task).max_new_tokens)
+    margins = {name: config.margins.get(name, margin) for name, margin in TRAJECTORY_MARGINS.items()}
+    for design in MIXED_DESIGNS:
+        of_design = [finished for finished in pairs if finished.pair.design == design]
+        trajectory = Trajectory(design, (config.baseline, config.experiment), margins)
+        for finished in of_design:
+            for step in range(finished.steps):
+                trajectory = trajectory.update(drawn_groups(_drawn_rollout(finished.stores[0], step), bounds)[0])
+        if of_design:
+            found += trajectory_findings(trajectory)
+    return found
+
+
 def _replay_findings(pairs: Sequence[_StartedPair]) -> list[Finding]:
     """L2 of each twin and replay pair, or that there is none."""
     found: list[Finding] = []
     for finished in pairs:
-        if finished.pair.design == "paired":
+        if finished.pair.design == "paired" or finished.pair.mixed:
             continue
         first, second = finished.stores
-        # A recording answers whatever is asked, so what was asked is compared by itself.
-        requests = compare_requests(_exchanges(first, finished.steps), _exchanges(second, finished.steps))
         found += [
             finding.in_run(second.name) if finding.status is Status.FAIL else finding
             for finding in compare_twins(
@@ -200,7 +266,6 @@ def _replay_findings(pairs: Sequence[_StartedPair]) -> list[Finding]:
                 first.metrics()[: finished.steps],
                 second.metrics()[: finished.steps],
             )
-            + requests
         ]
     if not found:
         message = "no twin and no replay was run, so no two runs have the same responses to compare"

@@ -1,7 +1,7 @@
 """`parity check`: what lies at some paths, held to the contract, from files alone.
 
 Files of one directory and format are one data set: its groups are checked together, and its exchanges, if there are
-any, against its samples. Samples stream through the rules a part at a time, unless there are exchanges to hold them to.
+any, against its samples. Samples stream through the rules a part at a time, exchanges one by one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from parity.contract_checks import AdvantageFormula, Rules, check_accounting, check_batches, check_exchanges, samples_of
+from parity.contract_checks import AdvantageFormula, Rules, check_batches, check_exchanges, check_recording, samples_of
 from parity.errors import InputError, UsageError
 from parity.exchanges import Exchange
 from parity.findings import Finding, Status
@@ -232,11 +232,10 @@ def _findings(sources: Sequence[Source], rules: Rules, reading: _Reading) -> lis
     with_exchanges = [source for source in sources if source.exchanges]
     if not with_exchanges:
         return check_batches(_parts(with_samples, reading), rules)
-    findings = check_exchanges(_exchanges(with_exchanges, reading, counted=True), rules)
     if with_samples:
-        rollout = Rollout.concatenate(list(_parts(with_samples, reading)))
-        accounting = check_accounting(rollout, _exchanges(with_exchanges, reading))
-        return [*check_batches([rollout], rules), *findings, *accounting]
+        recorded = _exchanges(with_exchanges, reading, counted=True)
+        return check_recording(_parts(with_samples, reading), recorded, rules)
+    findings = check_exchanges(_exchanges(with_exchanges, reading, counted=True), rules)
     outputs = samples_of(_exchanges(with_exchanges, reading))
     batches = (_as_rollout(batch, with_exchanges[0].path) for batch in in_batches(outputs, _OUTPUTS_AT_A_TIME))
     of_groups = [finding for finding in check_batches(batches, rules) if finding.check in _RULES_OVER_OUTPUTS]

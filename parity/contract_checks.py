@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from parity.contracts import accounting, arms, clones, curves, finish, grouping, scores, tokens, wire
+from parity.contracts import accounting, arms, clones, curves, finish, grouping, requests, scores, tokens, wire
 from parity.contracts.answers import samples_of
 from parity.contracts.facts import Facts, Groups, facts_of, groups_of
 from parity.contracts.outcomes import Case, Check, Outcome, Tally, findings_of
@@ -32,6 +32,8 @@ __all__ = [
     "check_curves",
     "check_exchanges",
     "check_metrics",
+    "check_recording",
+    "check_requests",
     "check_samples",
     "samples_of",
     "summarise",
@@ -123,8 +125,11 @@ _OUTPUT_RULES: tuple[tuple[Check, wire.OutputRule], ...] = (
     *((_check(rule, "exchange_", warning=True), rule) for rule in (wire.empty_output, wire.cached_tokens)),
 )
 
-_REQUESTS = _check(accounting.requests_accounted)
+_ACCOUNTED = _check(accounting.requests_accounted)
+_PARAMS = _check(accounting.params_sent)
 _RECEIVED = _check(accounting.samples_received)
+_TEXTS = _check(accounting.texts_received)
+_MASKS = _check(accounting.mask_complete)
 _ANSWERED = _check(accounting.groups_answered)
 
 _ARMS_RULES: tuple[tuple[Check, str, ArmsRule], ...] = tuple(
@@ -140,6 +145,7 @@ _ARMS_RULES: tuple[tuple[Check, str, ArmsRule], ...] = tuple(
     )
 )
 
+_REQUESTS = _check(requests.same_requests, "arms_")
 _METRICS = _check(curves.metrics_recomputed)
 _CURVE_RULES: tuple[tuple[Check, str, Callable[[Sequence[RunCurves]], Outcome]], ...] = (
     (_check(curves.regular_steps, "curve_"), "curves", curves.regular_steps),
@@ -155,10 +161,14 @@ CHECKS: tuple[Check, ...] = (
     _IDS,
     *(check for check, _ in _EXCHANGE_RULES),
     *(check for check, _ in _OUTPUT_RULES),
-    _REQUESTS,
+    _ACCOUNTED,
+    _PARAMS,
     _RECEIVED,
+    _TEXTS,
+    _MASKS,
     _ANSWERED,
     *(check for check, _, _ in _ARMS_RULES),
+    _REQUESTS,
     _METRICS,
     *(check for check, _, _ in _CURVE_RULES),
     _ARMS_STEPS,
@@ -176,9 +186,15 @@ def check_batches(batches: Iterable[Rollout], rules: Rules) -> list[Finding]:
 
     Memory is that of one part, and some 300 bytes a sample.
     """
-    parts = [facts_of(batch, rules) for batch in batches]
-    facts = Facts.concatenate(parts) if parts else facts_of(Rollout.from_samples([]), rules)
-    groups = groups_of(facts)
+    facts = _joined([facts_of(batch, rules) for batch in batches], rules)
+    return _sample_findings(facts, groups_of(facts), rules)
+
+
+def _joined(parts: Sequence[Facts], rules: Rules) -> Facts:
+    return Facts.concatenate(parts) if parts else facts_of(Rollout.from_samples([]), rules)
+
+
+def _sample_findings(facts: Facts, groups: Groups, rules: Rules) -> list[Finding]:
     return [
         finding
         for check, unit, rule in _SAMPLE_RULES
@@ -233,6 +249,30 @@ def _check_answer(exchange: Exchange, name: str, rules: Rules, tally: Tally, see
             tally.add(check.name, output_rule(output, rules))
 
 
+def check_recording(
+    batches: Iterable[Rollout], exchanges: Iterable[Exchange], rules: Rules, chunk: int | None = None
+) -> list[Finding]:
+    """All of `check_batches`, `check_exchanges` and `check_accounting`, with each stream read once.
+
+    Memory is that of one part, one exchange, and some 600 bytes a sample.
+    """
+    accounts: accounting.Accounts = {}
+    of_exchanges = check_exchanges(accounting.booked(exchanges, accounts), rules)
+    parts = [(facts_of(batch, rules), accounting.receipts_of(batch)) for batch in batches]
+    facts = _joined([part for part, _ in parts], rules)
+    receipts = _receipts([part for _, part in parts])
+    groups = groups_of(facts)
+    return [
+        *_sample_findings(facts, groups, rules),
+        *of_exchanges,
+        *_account_findings(facts, groups, receipts, accounts, chunk),
+    ]
+
+
+def _receipts(parts: Sequence[accounting.Receipts]) -> accounting.Receipts:
+    return accounting.Receipts.concatenate(parts or [accounting.receipts_of(Rollout.from_samples([]))])
+
+
 def check_accounting(rollout: Rollout, exchanges: Iterable[Exchange], chunk: int | None = None) -> list[Finding]:
     """Checks that requests and samples account for each other.
 
@@ -241,11 +281,23 @@ def check_accounting(rollout: Rollout, exchanges: Iterable[Exchange], chunk: int
         exchanges: Every attempt, failed ones too, with `rollout_id`, `group_index` and `arm`.
         chunk: Samples a request at most, where one group is asked for in several requests.
     """
+    accounts: accounting.Accounts = {}
+    for _ in accounting.booked(exchanges, accounts):
+        pass
     facts = facts_of(rollout, Rules())
-    groups, accounts = groups_of(facts), accounting.accounts_of(exchanges)
+    return _account_findings(facts, groups_of(facts), accounting.receipts_of(rollout), accounts, chunk)
+
+
+def _account_findings(
+    facts: Facts, groups: Groups, receipts: accounting.Receipts, accounts: accounting.Accounts, chunk: int | None
+) -> list[Finding]:
+    matching = accounting.match(facts, groups, receipts, accounts)
     outcomes = (
-        (_REQUESTS, "groups", accounting.requests_accounted(facts, groups, accounts, chunk)),
-        (_RECEIVED, "groups", accounting.samples_received(facts, groups, rollout, accounts)),
+        (_ACCOUNTED, "groups", accounting.requests_accounted(facts, groups, accounts, chunk)),
+        (_PARAMS, "groups", accounting.params_sent(facts, groups, accounts)),
+        (_RECEIVED, "groups", accounting.samples_received(facts, groups, accounts, matching)),
+        (_TEXTS, "samples", accounting.texts_received(facts, groups, receipts, accounts, matching)),
+        (_MASKS, "samples", accounting.mask_complete(facts, groups, matching)),
         (_ANSWERED, "groups", accounting.groups_answered(facts, groups, accounts)),
     )
     return [finding for check, unit, outcome in outcomes for finding in findings_of(check, outcome, unit)]
@@ -260,6 +312,11 @@ def check_arms(baseline: Rollout, experiment: Rollout) -> list[Finding]:
     return [
         finding for check, unit, rule in _ARMS_RULES for finding in findings_of(check, rule(sides[0], sides[1]), unit)
     ]
+
+
+def check_requests(baseline: Iterable[Exchange], experiment: Iterable[Exchange]) -> list[Finding]:
+    """Checks that both arms asked for the same, group by group, whatever the form in which each asked."""
+    return findings_of(_REQUESTS, requests.same_requests(baseline, experiment), "groups")
 
 
 def check_metrics(rollouts: Mapping[int, Rollout], records: Iterable[Mapping[str, Any]]) -> list[Finding]:

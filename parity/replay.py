@@ -7,7 +7,6 @@ for bit.
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -16,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from parity.contracts.requests import prompt_key
 from parity.errors import InputError
 from parity.exchanges import Exchange
 from parity.findings import Finding, Level, Status, Where
@@ -278,89 +278,6 @@ def _finding(
     )
 
 
-# --- what was asked
-
-
-def compare_requests(baseline: Iterable[Exchange], experiment: Iterable[Exchange]) -> list[Finding]:
-    """Compares what two arms asked for, sample by sample, in whatever form each asked.
-
-    A recording answers whatever is asked with the same prompt, so a replay shows nothing of the sampling parameters:
-    this does. What a sample asks for is its prompt, its media, its sampling parameters (with n > 1 sample i takes
-    `sampling_seed` + i) and every other field of the request but `rid`.
-
-    Args:
-        baseline: The exchanges of all steps; those answered with status 200 are looked at.
-        experiment: The same of the other arm.
-
-    Returns:
-        One finding, `twin_requests`; when it fails, it names the first step and group, and the fields that differ.
-    """
-    a, b = _asked_by_group(baseline), _asked_by_group(experiment)
-    groups = sorted(a.keys() | b.keys())
-    wrong = [group for group in groups if a.get(group) != b.get(group)]
-    evidence = {"checked": len(groups), "failed": len(wrong)}
-    if not wrong:
-        status = Status.PASS if groups else Status.NOT_COMPARED
-        message = f"both arms asked for the same in {len(groups)} groups" if groups else "no exchanges recorded"
-        return [_finding("requests", status, message, evidence=evidence)]
-    step, group = wrong[0]
-    asked = [[json.loads(row) for row in side.get(wrong[0], ())] for side in (a, b)]
-    names = _differing_names(*asked)
-    where = Where(None, step if step >= 0 else None, group if group >= 0 else None, None, names[0])
-    expected, observed = ([row.get(names[0]) for row in side] for side in asked)
-    values = f"{_short(expected)} in the baseline, {_short(observed)} in the experiment"
-    message = f"requests first differ at {where}: {values}; fields that differ: {', '.join(names)}"
-    message += f" ({len(wrong)} of {len(groups)} groups differ)"
-    return [_finding("requests", Status.FAIL, message, where, expected, observed, evidence=evidence)]
-
-
-def _asked_by_group(exchanges: Iterable[Exchange]) -> dict[tuple[int, int], list[str]]:
-    """What each sample asked for, as JSON and sorted, by step and group (-1 where the exchange names none)."""
-    groups: dict[tuple[int, int], list[str]] = {}
-    for exchange in exchanges:
-        if exchange.status == 200:
-            step, group = (-1 if place is None else place for place in (exchange.rollout_id, exchange.group_index))
-            groups.setdefault((step, group), []).extend(map(_canonical, _asked(exchange)))
-    return {place: sorted(rows) for place, rows in groups.items()}
-
-
-def _asked(exchange: Exchange) -> Iterator[dict[str, Any]]:
-    """What each sample of a request asks for, in the order of its answer."""
-    shared = {name: value for name, value in exchange.request.items() if name not in _OF_THE_FORM}
-    for number in range(len(exchange.prompts)):
-        own = {name: _own(exchange, value, number) for name, value in shared.items()}
-        params = _own(exchange, exchange.request.get("sampling_params") or {}, number)
-        params = {**params} if isinstance(params, dict) else {"sampling_params": params}
-        params.pop("n", None)
-        for slot in range(max(exchange.n, 1)):
-            seed = params.get("sampling_seed")
-            seeded = {"sampling_seed": seed + slot} if isinstance(seed, int) else {}
-            yield {"prompt": _prompt_key(exchange, number), **own, **params, **seeded}
-
-
-_OF_THE_FORM = frozenset({"text", "input_ids", "sampling_params", "rid", "image_data", "video_data", "audio_data"})
-"""Fields of a request that are the sample's own name, or are compared in another shape."""
-
-
-def _own(exchange: Exchange, value: Any, number: int) -> Any:
-    """One prompt's entry of a field that holds one for each prompt of a batch."""
-    each = exchange.is_batch and isinstance(value, list) and len(value) == len(exchange.prompts)
-    return value[number] if each else value
-
-
-def _canonical(row: Mapping[str, Any]) -> str:
-    return json.dumps(row, sort_keys=True)
-
-
-def _differing_names(a: Sequence[Mapping[str, Any]], b: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The fields whose values, over all samples of a group, are not the same; "requests" where only their number is."""
-    names = sorted({name for row in (*a, *b) for name in row})
-    values = [{name: sorted(_canonical({"": row.get(name)}) for row in side) for name in names} for side in (a, b)]
-    if len(a) != len(b):
-        return ["requests"]
-    return [name for name in names if values[0][name] != values[1][name]] or ["requests"]
-
-
 # --- a recording in place of an engine
 
 
@@ -383,7 +300,7 @@ def replaying_post(exchanges: Iterable[Exchange]) -> Post:
     async def post(payload: Mapping[str, Any], headers: Mapping[str, str]) -> Any:
         request = Exchange(payload, 200, None)
         n, prompts = max(request.n, 1), request.prompts
-        keys = [_prompt_key(request, number) for number in range(len(prompts))]
+        keys = [prompt_key(request, number) for number in range(len(prompts))]
         for key in dict.fromkeys(keys):
             wanted, left = n * keys.count(key), len(outputs.get(key, ()))
             if left < wanted:
@@ -407,16 +324,5 @@ def _outputs_by_prompt(exchanges: Iterable[Exchange]) -> dict[str, deque[Any]]:
             place = f"recorded exchange of step {exchange.rollout_id}, group {exchange.group_index}"
             raise InputError(f"{place}: field 'response' holds {len(received)} outputs for {asked}")
         for slot, output in enumerate(received):
-            outputs.setdefault(_prompt_key(exchange, slot // n), deque()).append(output)
+            outputs.setdefault(prompt_key(exchange, slot // n), deque()).append(output)
     return outputs
-
-
-def _prompt_key(exchange: Exchange, number: int) -> str:
-    """Names one prompt of a request by its ids or text and its media, whichever way those are nested."""
-    media = []
-    for name in ("image_data", "video_data", "audio_data"):
-        given = exchange.request.get(name)
-        if isinstance(given, list) and given and (exchange.is_batch or isinstance(given[0], list)):
-            given = given[number] if number < len(given) else None
-        media.append(given if isinstance(given, list) or given is None else [given])
-    return repr((exchange.prompts[number], [item or [] for item in media]))

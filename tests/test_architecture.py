@@ -21,8 +21,8 @@ NAMES = {
         group_metrics json_lines probe sample_rows switchback
     """,
     "parity.contract_checks": """
-        CHECKS AdvantageFormula Check Rules check_accounting check_arms check_batches check_exchanges check_samples
-        samples_of summarise
+        CHECKS AdvantageFormula Check Rules check_accounting check_arms check_batches check_curves
+        check_exchanges check_metrics check_recording check_requests check_samples samples_of summarise
     """,
     "parity.engine": "Engine EngineClient EngineProcess RemoteEngine open_engine",
     "parity.stats": """

@@ -1,16 +1,23 @@
-"""Requests: every sample came out of exactly one answer, and every request is accounted for."""
+"""Requests: every sample came out of exactly one answer, and every request is accounted for.
+
+What was received and what samples hold are compared by digest, so that books over any number of exchanges stay small.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
+from itertools import pairwise
 from operator import itemgetter
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from parity.contracts.facts import NULL, Facts, Groups, over_rows
+from parity.contracts.facts import NULL, Bools, Facts, Groups, Objects, integer_lists, known_objects, over_rows
+from parity.contracts.finish import unfinished
 from parity.contracts.outcomes import SHOWN, Case, Outcome
 from parity.contracts.wire import Output, outputs_of
 from parity.exchanges import Exchange
@@ -18,62 +25,164 @@ from parity.findings import Where
 from parity.samples import Rollout
 
 Key = tuple[int | None, int | None]
+Content = tuple[bytes, bytes | None]
+"""Digests of one output: of its ids, log-probs and finish reason, and of its text, if it has any."""
+
+SAMPLING_PARAMS = ("temperature", "top_p", "top_k", "max_new_tokens")
 
 
 @dataclass(slots=True)
 class Account:
-    """What was sent for one group: answered requests by arm, failed and repeated ones, and outputs as received."""
+    """What was sent for one group: answered requests by arm, failed and repeated ones, and outputs as received.
+
+    `asked` has the values of each sampling parameter over the answered requests.
+    """
 
     answered: Counter[str] = field(default_factory=Counter)
     failed: int = 0
     repeated: int = 0
-    outputs: list[tuple[Any, ...]] = field(default_factory=list)
+    asked: dict[str, set[Any]] = field(default_factory=dict)
+    outputs: list[Content] = field(default_factory=list)
     unreadable: int = 0
 
 
-def accounts_of(exchanges: Iterable[Exchange]) -> dict[Key, Account]:
-    """Books every exchange on its group, `(rollout_id, group_index)`."""
-    accounts: dict[Key, Account] = {}
+Accounts = dict[Key, Account]
+
+
+def booked(exchanges: Iterable[Exchange], accounts: Accounts) -> Iterator[Exchange]:
+    """The exchanges as they come, each booked on its group, `(rollout_id, group_index)`."""
     for exchange in exchanges:
-        account = accounts.setdefault((exchange.rollout_id, exchange.group_index), Account())
-        account.repeated += exchange.attempt > 1
-        if exchange.status != 200:
-            account.failed += 1
-            continue
-        account.answered[exchange.arm or "unknown"] += 1
-        outputs = outputs_of(exchange, "")
-        account.unreadable += len(exchange.outputs) - len(outputs)
-        account.outputs += map(_content, outputs)
-    return accounts
+        _book(accounts.setdefault((exchange.rollout_id, exchange.group_index), Account()), exchange)
+        yield exchange
 
 
-def _content(output: Output) -> tuple[Any, ...]:
-    """What a sample keeps of an output, hashable."""
+def _book(account: Account, exchange: Exchange) -> None:
+    account.repeated += exchange.attempt > 1
+    if exchange.status != 200:
+        account.failed += 1
+        return
+    account.answered[exchange.arm or "unknown"] += 1
+    outputs = outputs_of(exchange, "")
+    account.unreadable += len(exchange.outputs) - len(outputs)
+    account.outputs += map(_received, outputs)
+    for output in outputs:
+        for name in SAMPLING_PARAMS:
+            value = output.params.get(name)
+            if isinstance(value, (int, float)):
+                account.asked.setdefault(name, set()).add(value)
+
+
+def _received(output: Output) -> Content:
+    """What a sample keeps of an output."""
     values = None if output.triples is None else list(map(itemgetter(0), output.triples))
     sound = values is not None and set(map(type, values)) <= {float, int, type(None)}
-    return (
-        tuple(output.ids or ()),
-        tuple(values) if values is not None and sound else None,
-        str(output.finish.get("type")),
-    )
+    ids = output.ids or []
+    try:
+        content = _digest(
+            np.asarray(ids, np.int32), np.asarray(values, np.float64) if sound else None, output.finish.get("type")
+        )
+    except OverflowError:  # an id or value that no sample can hold
+        content = blake2b(repr((ids, values)).encode(), digest_size=16).digest()
+    return content, _text_digest(output.body.get("text"))
 
 
-def requests_accounted(facts: Facts, groups: Groups, accounts: dict[Key, Account], chunk: int | None) -> Outcome:
+def _digest(ids: npt.NDArray[Any], logprobs: npt.NDArray[Any] | None, finish: Any) -> bytes:
+    count = None if logprobs is None else len(logprobs)
+    digest = blake2b(f"{len(ids)} {count} {finish}".encode(), digest_size=16)
+    digest.update(np.ascontiguousarray(ids).data)
+    if logprobs is not None:
+        digest.update(np.ascontiguousarray(logprobs).data)
+    return digest.digest()
+
+
+def _text_digest(text: Any) -> bytes | None:
+    return blake2b(text.encode(errors="surrogatepass"), digest_size=16).digest() if isinstance(text, str) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Receipts:
+    """What each sample says that it received: digests as of outputs, `None` where it has no ids or no text, (rows,)."""
+
+    content: Objects
+    text: Objects
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[Receipts]) -> Receipts:
+        """Those of a stream's parts, one after the other."""
+        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in cls.__slots__))
+
+
+def receipts_of(rollout: Rollout) -> Receipts:
+    """Reads the receipts of a rollout."""
+    ids, logprobs = integer_lists(rollout, "output_ids"), rollout.ragged("logprobs")
+    content = np.full(len(rollout), None, dtype=object)
+    edges = zip(pairwise(ids.offsets.tolist()), pairwise(logprobs.offsets.tolist()), strict=True)
+    finish = rollout.table.column("finish_reason").to_pylist()
+    for row, ((start, end), (first, last)) in enumerate(edges):
+        if ids.valid[row]:
+            values = logprobs.values[first:last] if logprobs.valid[row] else None
+            content[row] = _digest(ids.values[start:end], values, finish[row])
+    text = np.full(len(rollout), None, dtype=object)
+    text[:] = [_text_digest(value) for value in rollout.table.column("text").to_pylist()]
+    return Receipts(content, text)
+
+
+@dataclass(frozen=True, slots=True)
+class Matching:
+    """Samples held against what was received.
+
+    `known` (groups,): something is booked on the group and all its samples have ids; `strangers` are the rows that hold
+    what was not received for them, `unused` the outputs that are in no sample, by group.
+    """
+
+    known: Bools
+    strangers: Mapping[int, list[int]]
+    unused: Mapping[int, int]
+
+
+def match(facts: Facts, groups: Groups, receipts: Receipts, accounts: Accounts) -> Matching:
+    """Finds for each sample the output that it came from; where one request brought the whole group, in its order."""
+    known = np.zeros(len(groups), dtype=np.bool_)
+    strangers: dict[int, list[int]] = {}
+    unused: dict[int, int] = {}
+    for group in range(len(groups)):
+        rows = groups.rows(group).tolist()
+        account = accounts.get(_key(facts, rows[0]))
+        contents = [receipts.content[row] for row in rows]
+        if account is None or None in contents:
+            continue
+        known[group] = True
+        received = [content for content, _ in account.outputs]
+        left = Counter(received)
+        strange = []
+        for row, content in zip(rows, contents, strict=True):
+            left[content] -= 1
+            if left[content] < 0:
+                strange.append(row)
+        unused[group] = sum(count for count in left.values() if count > 0)
+        if not strange and not unused[group] and account.answered.total() == 1:
+            in_order = zip(rows, contents, received, strict=True)
+            strange = [row for row, content, other in in_order if content != other]
+        strangers[group] = strange
+    return Matching(known, strangers, unused)
+
+
+def requests_accounted(facts: Facts, groups: Groups, accounts: Accounts, chunk: int | None) -> Outcome:
     """A group of n takes n answered requests sample by sample, one batched or native (or one a chunk)."""
-    booked = [accounts.get(_key(facts, int(row))) for row in groups.first]
+    booked_on = [accounts.get(_key(facts, int(row))) for row in groups.first]
 
     def wanted(group: int) -> dict[str, int]:
-        account, size = booked[group], int(groups.sizes[group])
+        account, size = booked_on[group], int(groups.sizes[group])
         arms = sorted(account.answered) if account else []
         arm = arms[0] if len(arms) == 1 else str(facts.arm[groups.first[group]] or "unknown")
         return {arm: size if arm == "per-sample" else -(-size // (chunk or size))}
 
     def fails(group: int) -> bool:
-        account = booked[group]
+        account = booked_on[group]
         return account is None or dict(account.answered) != wanted(group) or account.failed < account.repeated
 
     def case(group: int) -> tuple[Any, Any, str]:
-        account = booked[group]
+        account = booked_on[group]
         if account is None:
             return wanted(group), None, f"no request is recorded for a group of {groups.sizes[group]} samples"
         found = {**account.answered, "failed": account.failed, "repeated": account.repeated}
@@ -94,48 +203,62 @@ def requests_accounted(facts: Facts, groups: Groups, accounts: dict[Key, Account
     )
 
 
-def samples_received(facts: Facts, groups: Groups, rollout: Rollout, accounts: dict[Key, Account]) -> Outcome:
+def params_sent(facts: Facts, groups: Groups, accounts: Accounts) -> Outcome:
+    """The sampling parameters that a group's samples name are those that were sent for it.
+
+    The cap that samples name is the largest sent: what continues a response is sent with what is left of it.
+    """
+    columns: Mapping[str, npt.NDArray[Any]] = {name: getattr(facts, name) for name in SAMPLING_PARAMS}
+    known = np.zeros(len(groups), dtype=np.bool_)
+    wrong: dict[int, tuple[str, list[Any], list[Any]]] = {}
+    for group in range(len(groups)):
+        rows = groups.rows(group)
+        account = accounts.get(_key(facts, int(rows[0])))
+        for name, column in columns.items():
+            sent = account.asked.get(name, set()) if account else set()
+            named = {value for value in column[rows].tolist() if value == value and value != NULL}
+            if not sent or not named:
+                continue
+            known[group] = True
+            if named != ({max(sent)} if name == "max_new_tokens" else sent):
+                wrong.setdefault(group, (name, sorted(sent), sorted(named)))
+
+    def case(group: int) -> tuple[Any, Any, str]:
+        name, sent, named = wrong[group]
+        return sent, named, f"{name} {named} is named by samples that were asked for with {sent}"
+
+    return over_rows(
+        facts,
+        known=known,
+        fails=np.isin(np.arange(len(groups)), list(wrong)),
+        field="temperature",
+        case=case,
+        missing="no exchanges or no sampling parameters recorded",
+        groups=groups,
+    )
+
+
+def samples_received(facts: Facts, groups: Groups, accounts: Accounts, matching: Matching) -> Outcome:
     """The samples of a group are the outputs received for it: none changed, lost, invented or used twice.
 
     Where one request brought the whole group, they stand in the order received.
     """
-    columns = ("output_ids", "logprobs", "finish_reason")
-    ids, logprobs, finish = (rollout.table.column(name).to_pylist() for name in columns)
-    known = np.zeros(len(groups), dtype=np.bool_)
-    fails = np.zeros(len(groups), dtype=np.bool_)
-    spare: dict[int, tuple[list[int], int]] = {}
-    for group in range(len(groups)):
-        rows = groups.rows(group).tolist()
-        account = accounts.get(_key(facts, rows[0]))
-        known[group] = account is not None and all(ids[row] is not None for row in rows)
-        if account is None or not known[group]:
-            continue
-        left = Counter(account.outputs)
-        strangers = []
-        contents = [
-            (tuple(ids[row]), None if logprobs[row] is None else tuple(logprobs[row]), str(finish[row])) for row in rows
-        ]
-        for row, content in zip(rows, contents, strict=True):
-            left[content] -= 1
-            if left[content] < 0:
-                strangers.append(row)
-        unused = sum(count for count in left.values() if count > 0)
-        if not strangers and not unused and account.answered.total() == 1:
-            in_order = zip(rows, contents, account.outputs, strict=True)
-            strangers = [row for row, content, received in in_order if content != received]
-        fails[group] = bool(strangers or unused or account.unreadable)
-        spare[group] = strangers, unused
+
+    def fails(group: int) -> bool:
+        if not matching.known[group]:
+            return False
+        unreadable = accounts[_key(facts, int(groups.first[group]))].unreadable
+        return bool(matching.strangers[group] or matching.unused[group] or unreadable)
 
     def case(group: int) -> tuple[Any, Any, str]:
-        strangers, unused = spare[group]
-        slots = facts.index[strangers].tolist()
+        slots, unused = facts.index[matching.strangers[group]].tolist(), matching.unused[group]
         message = f"slots {slots} hold other outputs than were received for them, {unused} outputs are in no sample"
         return {"slots": [], "unused": 0}, {"slots": slots, "unused": unused}, message
 
     return over_rows(
         facts,
-        known=known,
-        fails=fails,
+        known=matching.known,
+        fails=np.asarray([fails(group) for group in range(len(groups))], dtype=np.bool_),
         field="output_ids",
         case=case,
         missing="no exchanges or no output ids recorded",
@@ -143,7 +266,56 @@ def samples_received(facts: Facts, groups: Groups, rollout: Rollout, accounts: d
     )
 
 
-def groups_answered(facts: Facts, groups: Groups, accounts: dict[Key, Account]) -> Outcome:
+def texts_received(facts: Facts, groups: Groups, receipts: Receipts, accounts: Accounts, matching: Matching) -> Outcome:
+    """The text of a sample is the one that was received with its tokens."""
+    received = _is_received(facts, groups, matching)
+    known, fails = known_objects(receipts.text), np.zeros(len(facts), dtype=np.bool_)
+    for group in np.flatnonzero(matching.known).tolist():
+        texts: dict[bytes, set[bytes | None]] = {}
+        for content, text in accounts[_key(facts, int(groups.first[group]))].outputs:
+            texts.setdefault(content, set()).add(text)
+        for row in groups.rows(group).tolist():
+            of_tokens = texts.get(receipts.content[row], {None})
+            known[row] &= None not in of_tokens
+            fails[row] = receipts.text[row] not in of_tokens
+    return over_rows(
+        facts,
+        known=known,
+        fails=fails,
+        field="text",
+        case=lambda row: ("the text of its tokens", "another text", "its text was not received with its tokens"),
+        missing="no text recorded in the sample or the exchange",
+        concerns=received,
+    )
+
+
+def mask_complete(facts: Facts, groups: Groups, matching: Matching) -> Outcome:
+    """What one answer brought was sampled, every token of it, so the mask of such a sample holds no 0 beside a 1."""
+
+    def case(row: int) -> tuple[Any, Any, str]:
+        length, trained = int(facts.mask_length[row]), int(facts.mask_sum[row])
+        return length, trained, f"{trained} of {length} tokens are trained on, though all came from one answer"
+
+    return over_rows(
+        facts,
+        known=facts.mask_length != NULL,
+        fails=(facts.mask_sum > 0) & (facts.mask_sum < facts.mask_length) & (facts.bad_mask == 0),
+        field="loss_mask",
+        case=case,
+        missing="no mask recorded",
+        concerns=_is_received(facts, groups, matching) & ~unfinished(facts),
+    )
+
+
+def _is_received(facts: Facts, groups: Groups, matching: Matching) -> Bools:
+    """Whether a sample holds one output as it was received, (rows,)."""
+    received = matching.known[groups.code]
+    for rows in matching.strangers.values():
+        received[rows] = False
+    return received
+
+
+def groups_answered(facts: Facts, groups: Groups, accounts: Accounts) -> Outcome:
     """Every group that was asked for is in the rollout."""
     present = {_key(facts, int(row)) for row in groups.first}
     named = [key for key in accounts if key[1] is not None]

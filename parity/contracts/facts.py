@@ -243,7 +243,7 @@ def _prefix(ragged: Ragged) -> Ragged:
     return Ragged(ragged.values[places], np.append(0, np.cumsum(long * PREFIX)), long)
 
 
-def _integer_lists(rollout: Rollout, name: str) -> Ragged:
+def integer_lists(rollout: Rollout, name: str) -> Ragged:
     """An integer list column, with -1 (no token id, no mask value) in place of null entries."""
     ragged = rollout.ragged(name)
     if ragged.values.dtype.kind != "f":
@@ -347,8 +347,8 @@ def _in_chunks(rollout: Rollout) -> Iterator[Any]:
 
 def facts_of(rollout: Rollout, rules: Rules) -> Facts:
     """Reads every column of a rollout once."""
-    prompts, outputs = _integer_lists(rollout, "prompt_ids"), _integer_lists(rollout, "output_ids")
-    logprobs, mask = rollout.ragged("logprobs"), _integer_lists(rollout, "loss_mask")
+    prompts, outputs = integer_lists(rollout, "prompt_ids"), integer_lists(rollout, "output_ids")
+    logprobs, mask = rollout.ragged("logprobs"), integer_lists(rollout, "loss_mask")
     output_prefix, logprob_prefix = _prefix(outputs), _prefix(logprobs)
     bad_logprobs, worst_logprob = _bad_logprobs(logprobs)
     bad_mask = (mask.values != 0) & (mask.values != 1)

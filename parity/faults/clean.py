@@ -197,7 +197,7 @@ def clean_exchanges(samples: Iterable[Sample]) -> list[Exchange]:
         step, group = of_group[0].rollout_id, of_group[0].group_index
         arm, prompt = of_group[0].arm, of_group[0].prompt_ids
         outputs = [output_of(sample) for sample in of_group]
-        params: dict[str, Any] = {"max_new_tokens": of_group[0].max_new_tokens, "temperature": 1.0}
+        params = {"max_new_tokens": of_group[0].max_new_tokens, "temperature": of_group[0].temperature}
         asked: Any = {
             "native": [(prompt, {**params, "n": len(outputs)}, outputs if len(outputs) > 1 else outputs[0])],
             "batched": [([prompt] * len(outputs), params, outputs)],

@@ -6,10 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 from parity.exchanges import Exchange
-from parity.faults.clean import CAP, FIRST_WORD, STOP, groups_of, output_of, step_metrics
+from parity.faults.clean import CAP, FIRST_WORD, SIZE, STOP, clean_exchanges, groups_of, output_of, step_metrics
 from parity.faults.curves import each_run, scale
 from parity.faults.edits import abort, copy_output, normalise, rewrite
 from parity.faults.scenes import DRAWS, ROLLOUT, RUNS, TRACKER, TWIN, WIRE, Control, Runs, Scene
+from parity.samples import Sample
 
 
 def _bring_in_line(scene: Scene) -> None:
@@ -18,6 +19,7 @@ def _bring_in_line(scene: Scene) -> None:
     for exchange, group in zip(scene.exchanges, groups_of(scene.samples), strict=True):
         exchange.response[:] = map(output_of, group)
     scene.baseline = [replace(sample, arm="per-sample") for sample in scene.samples]
+    scene.baseline_exchanges = clean_exchanges(scene.baseline)
     scene.records = step_metrics(scene.samples)
     scene.baseline_records = step_metrics(scene.samples)
 
@@ -144,11 +146,33 @@ def _declared_partial(scene: Scene) -> None:
         sample.weight_versions = ["v0", "v1"]
 
 
+def _seeds_in_requests(scene: Scene) -> None:
+    """Single requests carry a seed each, the native one the first of them, which the engine counts on from."""
+    scene.baseline_exchanges = [
+        _seeded(exchange, sample) for exchange, sample in zip(scene.baseline_exchanges, scene.baseline, strict=True)
+    ]
+    scene.exchanges = [
+        _seeded(exchange, group[0]) for exchange, group in zip(scene.exchanges, groups_of(scene.samples), strict=True)
+    ]
+
+
+def _seeded(exchange: Exchange, sample: Sample) -> Exchange:
+    params = {**exchange.request["sampling_params"], "sampling_seed": sample.sampling_seed}
+    return replace(exchange, request={**exchange.request, "sampling_params": params})
+
+
+def _without_texts(scene: Scene) -> None:
+    """A host keeps no texts in one arm and all in the other."""
+    for sample in scene.samples:
+        sample.text = None
+
+
 def _one_of_group(scene: Scene) -> None:
     """A group of one has no baseline: its advantage is 0, and finite."""
     scene.samples = [sample for sample in scene.samples if sample.index == 0]
     scene.baseline = [sample for sample in scene.baseline if sample.index == 0]
     scene.exchanges = [_single(exchange) for exchange in scene.exchanges]
+    scene.baseline_exchanges = scene.baseline_exchanges[::SIZE]
     scene.rules = replace(scene.rules, group_size=1)
     for sample in scene.samples:
         sample.advantage = 0.0
@@ -211,6 +235,8 @@ CONTROLS = (
     Control("retry-recorded", "a failed attempt, recorded, then answered", ROLLOUT, _retried),
     Control("texts-in-triples", "log-probs with the tokens' texts", WIRE, _texts_in_triples),
     Control("declared-partial", "two weight versions where partial rollout is declared", ROLLOUT, _declared_partial),
+    Control("seeds-in-requests", "a seed a request, and the first of them for a group", ROLLOUT, _seeds_in_requests),
+    Control("texts-not-kept", "samples without texts", ROLLOUT, _without_texts),
     Control("group-of-one", "a group of one with advantage 0", ROLLOUT, _one_of_group),
     Control("collapse-in-both", "both arms collapse", RUNS, _both_collapse, 3),
     Control("fewer-requests", "an eighth of the requests", RUNS, _fewer_requests, 3),

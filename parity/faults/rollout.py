@@ -152,6 +152,23 @@ def _split_versions(scene: Scene) -> None:
         sample.weight_versions = ["v1"]
 
 
+def _ask_with(**params: object) -> Plant:
+    """The first group is asked for with other sampling parameters; its samples do not say so."""
+
+    def plant(scene: Scene) -> None:
+        request = scene.exchanges[0].request
+        asked = {**request, "sampling_params": {**request["sampling_params"], **params}}
+        scene.exchanges[0] = replace(scene.exchanges[0], request=asked)
+
+    return plant
+
+
+def _swap_texts(scene: Scene) -> None:
+    """Two siblings of one reward trade texts."""
+    first, second, *_ = (sample for sample in scene.group() if sample.reward == scene.group()[0].reward)
+    swap(first, second, ("text",))
+
+
 def _unrelated_group(scene: Scene) -> None:
     scene.exchanges.append(replace(deepcopy(scene.exchanges[0]), group_index=77))
 
@@ -173,6 +190,7 @@ def _too_long(sample: Sample) -> None:
 
 
 _RECEIVED = ("samples_received",)
+_LOST = ("arms_same_groups", "arms_same_requests")
 _COUNTS = ("arms_output_count", "samples_received")
 _ABORTED = ("samples_received", "arms_finish_reasons")
 _MEDIA = "data:image/png;base64,iVBORw0KGgo="
@@ -368,16 +386,15 @@ FAULTS = tuple(
         ),
         (
             "group-lost-on-400", "smg-project/smg#1903", "patch", "a refused batch is not asked for again",
-            _lose_group(400, "batch_prompts_not_supported"), "groups_answered", 1, ("arms_same_groups",),
+            _lose_group(400, "batch_prompts_not_supported"), "groups_answered", 1, _LOST,
         ),
         (
             "group-lost-on-500", "sgl-project/sglang tokenizer_manager.py", "patch", "one failed child loses its group",
-            _lose_group(500, "Out of range float values are not JSON compliant"), "groups_answered", 1,
-            ("arms_same_groups",),
+            _lose_group(500, "Out of range float values are not JSON compliant"), "groups_answered", 1, _LOST,
         ),
         (
             "asked-twice", "radixark/miles#1334", "patch", "a request is sent again though the first is answered",
-            _asked_twice, "requests_accounted", 1, _RECEIVED,
+            _asked_twice, "requests_accounted", 1, ("samples_received", "arms_same_requests"),
         ),
         (
             "retry-unrecorded", "radixark/miles#1334", "patch", "a second attempt without a first that failed",
@@ -386,7 +403,7 @@ FAULTS = tuple(
         ),
         (
             "orphan-runs-on", "sgl-project/sglang#36876", "patch", "a group that was given up is generated",
-            _unrelated_group, "groups_answered", 1, (),
+            _unrelated_group, "groups_answered", 1, ("arms_same_requests",),
         ),
         (
             "media-lost", "PrimeIntellect-ai/prime-rl#2786", "host", "a prompt's placeholder has no image any more",
@@ -435,11 +452,11 @@ FAULTS = tuple(
         ),
         (
             "temperature-of-one", "huggingface/trl#4159", "patch", "one sibling is drawn at another temperature",
-            set_one(temperature=0.7), "group_params", 1, (),
+            set_one(temperature=0.7), "group_params", 1, ("params_sent",),
         ),
         (
             "temperature-of-arm", "statistics 7", "patch", "the temperature is dropped on the way",
-            set_all(temperature=0.9), "arms_same_params", 1, (),
+            set_all(temperature=0.9), "arms_same_params", 1, ("params_sent",),
         ),
         (
             "cap-halved", "statistics 7", "patch", "the cap is halved in one arm",
@@ -451,6 +468,22 @@ FAULTS = tuple(
             rewarded(_prompts_of_others), "arms_same_prompts", 1, (),
         ),
         (
+            "temperature-in-request", "statistics 7", "patch", "native requests carry another temperature than samples",
+            _ask_with(temperature=0.7), "params_sent", 1, ("arms_same_requests",),
+        ),
+        (
+            "parameter-added-to-request", "statistics 7", "patch", "native requests carry a min_p that no sample names",
+            _ask_with(min_p=0.1), "arms_same_requests", 1, (),
+        ),
+        (
+            "texts-exchanged", "huggingface/trl#3098", "host", "siblings of one reward have each other's text",
+            _swap_texts, "texts_received", 1, (),
+        ),
+        (
+            "token-masked", "NovaSky-AI/SkyRL#758", "host", "one sampled token of a response is not trained on",
+            edit_list("loss_mask", lambda mask: mask.__setitem__(1, 0)), "mask_complete", 1, (),
+        ),
+        (
             "arms-mixed-in-group", "statistics 7", "patch", "a group is asked for by two arms",
             set_one(arm="per-sample"), "group_arm", 1, (),
         ),
@@ -460,7 +493,7 @@ FAULTS = tuple(
         ),
         (
             "prompt-left-out", "statistics 7", "host", "one arm leaves a prompt out before it asks",
-            _leave_out, "arms_same_groups", 2, (),
+            _leave_out, "arms_same_groups", 2, ("arms_same_requests",),
         ),
         (
             "other-size-in-arm", "verl-project/verl#2881", "host", "the arms ask for different numbers of samples",

@@ -21,6 +21,7 @@ from parity.contract_checks import (
     check_curves,
     check_exchanges,
     check_metrics,
+    check_requests,
     check_samples,
     samples_of,
 )
@@ -52,6 +53,7 @@ class Scene:
     samples: list[Sample]
     exchanges: list[Exchange] = field(default_factory=list)
     baseline: list[Sample] = field(default_factory=list)
+    baseline_exchanges: list[Exchange] = field(default_factory=list)
     records: list[dict[str, Any]] = field(default_factory=list)
     baseline_records: list[dict[str, Any]] = field(default_factory=list)
     rules: Rules = RULES
@@ -112,7 +114,7 @@ def build_scene(rng: np.random.Generator, groups: int, *, steps: int = 1, media:
     records = step_metrics(samples)
     for record in records:
         record |= {"train/loss": 0.01 + record["step"], "train/grad_norm": 1.5}
-    return Scene(samples, clean_exchanges(samples), baseline, records, deepcopy(records))
+    return Scene(samples, clean_exchanges(samples), baseline, clean_exchanges(baseline), records, deepcopy(records))
 
 
 def judge_wire(scene: Scene) -> list[Finding]:
@@ -129,6 +131,7 @@ def judge_rollout(scene: Scene) -> list[Finding]:
         *check_samples(rollout, scene.rules),
         *check_accounting(rollout, scene.exchanges),
         *check_arms(Rollout.from_samples(scene.baseline), rollout),
+        *check_requests(scene.baseline_exchanges, scene.exchanges),
     ]
 
 

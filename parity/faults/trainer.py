@@ -120,11 +120,12 @@ TWIN_FAULTS = tuple(
         ),
         (
             "text-trimmed", "huggingface/trl#5224", "host", "one arm strips the text", edit(
-            lambda s: setattr(s, "text", f"{s.text} ")), "twin_text", (),
+            lambda s: setattr(s, "text", f"{s.text} ")), "twin_text", ("texts_received",),
         ),
         (
             "end-masked", "NovaSky-AI/SkyRL#758", "host", "one arm does not train the end of a response",
-            edit_list("loss_mask", lambda mask: mask.__setitem__(-1, 0), "stop"), "twin_loss_mask", (),
+            edit_list("loss_mask", lambda mask: mask.__setitem__(-1, 0), "stop"), "twin_loss_mask",
+            ("mask_complete",),
         ),
         (
             "advantage-rounded", "statistics 7", "trainer", "advantages go through 32 bits in one arm",

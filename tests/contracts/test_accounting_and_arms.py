@@ -7,7 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from parity.contract_checks import check_accounting, check_arms
+from parity.contract_checks import (
+    Rules,
+    check_accounting,
+    check_arms,
+    check_exchanges,
+    check_recording,
+    check_samples,
+)
 from parity.exchanges import Exchange
 from parity.findings import Finding, Status
 from parity.samples import Rollout, Sample
@@ -29,7 +36,14 @@ def test_every_arm_accounts_for_its_samples(arm: str, valid_samples: Build, vali
     samples = valid_samples(steps=2, arm=arm)
     findings = check_accounting(Rollout.from_samples(samples), valid_exchanges(samples))
     assert {finding.status for finding in findings} == {Status.PASS}
-    assert {finding.evidence["checked"] for finding in findings} == {8}
+    assert {finding.check: finding.evidence["checked"] for finding in findings} == {
+        "requests_accounted": 8,
+        "params_sent": 8,
+        "samples_received": 8,
+        "texts_received": 32,
+        "mask_complete": 32,
+        "groups_answered": 8,
+    }
 
 
 def test_a_request_too_many_or_too_few_is_found(valid_samples: Build, valid_exchanges: Record) -> None:
@@ -82,6 +96,112 @@ def test_exchanged_outputs_are_found_where_one_request_fixes_their_order(
     samples[5].index, samples[6].index = 2, 1
     failed = account(samples, exchanges)
     assert (failed["samples_received"].observed if found else failed) == (found or {})
+
+
+def test_a_text_of_a_sibling_is_found_where_the_exchange_has_texts(
+    valid_samples: Build, valid_exchanges: Record
+) -> None:
+    samples = valid_samples()
+    exchanges = valid_exchanges(samples)
+    samples[5].text, samples[6].text = samples[6].text, samples[5].text
+    failed = account(samples, exchanges)
+    assert set(failed) == {"texts_received"}
+    found = failed["texts_received"]
+    assert (found.where.group_index, found.where.index, found.evidence["failed"]) == (1, 1, 2)
+    for body in exchanges[1].response:
+        del body["text"]
+    findings = check_accounting(Rollout.from_samples(samples), exchanges)
+    assert failing(findings) == {}
+    assert {f.check: f.evidence["not_compared"] for f in findings}["texts_received"] == 4
+
+
+def test_siblings_with_the_same_tokens_may_have_either_text(valid_samples: Build, valid_exchanges: Record) -> None:
+    samples = valid_samples(groups=1, arm="per-sample")
+    for name in ("output_ids", "logprobs", "finish_reason", "loss_mask", "response_length"):
+        setattr(samples[1], name, getattr(samples[0], name))
+    samples[0].text, samples[1].text = "a", "b"
+    exchanges = valid_exchanges(samples)
+    samples[0].text, samples[1].text = "b", "a"
+    assert account(samples, exchanges) == {}
+    samples[0].text = samples[2].text
+    assert set(account(samples, exchanges)) == {"texts_received"}
+
+
+@pytest.mark.parametrize("arm", ["native", "batched", "per-sample"])
+@pytest.mark.parametrize(("name", "value"), [("temperature", 0.7), ("max_new_tokens", 20), ("max_new_tokens", 80)])
+def test_a_request_with_other_sampling_parameters_than_its_samples_name_is_found(
+    arm: str, name: str, value: float, valid_samples: Build, valid_exchanges: Record
+) -> None:
+    samples = valid_samples(arm=arm)
+    exchanges = valid_exchanges(samples)
+    wrong = next(place for place, exchange in enumerate(exchanges) if exchange.group_index == 2)
+    params = {**exchanges[wrong].request["sampling_params"], name: value}
+    exchanges[wrong] = replace(exchanges[wrong], request={**exchanges[wrong].request, "sampling_params": params})
+    failed = account(samples, exchanges)
+    if arm == "per-sample" and value == 20:  # a smaller cap continues a response; the other arm's request tells
+        assert failed == {}
+        return
+    assert set(failed) == {"params_sent"}
+    assert failed["params_sent"].where.group_index == 2
+    assert value in failed["params_sent"].expected
+
+
+@pytest.mark.parametrize(
+    ("mask", "fails"),
+    [([0, 1, 1], True), ([1, 1, 0], True), ([1, 1, 1], False), ([0, 0, 0], False), ([2, 1, 0], False)],
+)
+def test_a_token_of_one_answer_that_is_not_trained_on_is_found(
+    mask: list[int], fails: bool, valid_samples: Build, valid_exchanges: Record
+) -> None:
+    """A mask of zeros and one of other values are breaches of another rule."""
+    samples = valid_samples()
+    samples[6].output_ids, samples[6].logprobs = [5, 6, 7], [-5.0, -5.0, -5.0]
+    exchanges = valid_exchanges(samples)
+    samples[6].loss_mask = mask
+    failed = account(samples, exchanges)
+    assert set(failed) == ({"mask_complete"} if fails else set())
+    if fails:
+        found = failed["mask_complete"]
+        assert (found.where.group_index, found.where.index) == (1, 2)
+        assert (found.expected, found.observed) == (3, 2)
+
+
+def test_a_mask_over_several_turns_may_leave_tokens_out(valid_samples: Build, valid_exchanges: Record) -> None:
+    """What a tool said stands between two answers: no answer alone is the sample."""
+    samples = valid_samples()
+    exchanges = valid_exchanges(samples)
+    samples[6].output_ids = [*(samples[6].output_ids or ()), 9, 9, 5]
+    samples[6].logprobs = [*(samples[6].logprobs or ()), 0.0, 0.0, -5.0]
+    samples[6].loss_mask = [*(samples[6].loss_mask or ()), 0, 0, 1]
+    assert set(account(samples, exchanges)) == {"samples_received"}
+
+
+def test_an_aborted_answer_may_be_left_out_of_training(valid_samples: Build, valid_exchanges: Record) -> None:
+    samples = valid_samples()
+    exchanges = valid_exchanges(samples)
+    samples[6].status = "aborted"
+    samples[6].loss_mask = [0, *(samples[6].loss_mask or ())[1:]]
+    assert account(samples, exchanges) == {}
+
+
+def test_a_stream_of_parts_and_exchanges_gives_what_the_checks_give_one_by_one(
+    valid_samples: Build, valid_exchanges: Record
+) -> None:
+    samples = valid_samples(steps=2, groups=5)
+    exchanges = valid_exchanges(samples)
+    samples[17].text, samples[3].logprobs, samples[30].temperature = "another", None, 0.5
+    exchanges[4].response.pop()
+    rules = Rules(group_size=4, temperature=1.0)
+    whole = Rollout.from_samples(samples)
+    separate = [
+        *check_samples(whole, rules),
+        *check_exchanges(exchanges, rules),
+        *check_accounting(whole, exchanges),
+    ]
+    for size in (1, 7, 100):
+        parts = [Rollout.from_samples(samples[start : start + size]) for start in range(0, len(samples), size)]
+        assert check_recording(parts, iter(exchanges), rules) == separate
+    assert [f.status for f in check_recording([], [], rules)].count(Status.FAIL) == 0
 
 
 def test_a_group_asked_for_and_lost_is_found(valid_samples: Build, valid_exchanges: Record) -> None:
