@@ -44,6 +44,8 @@ TRAJECTORY_MARGINS: Mapping[str, float] = {
 CLIPPED_NATS = 5.0
 """A response's mean negative log-prob is cut here, since bets need bounds."""
 
+_LARGEST_SHOWN = 200.0
+
 CENTRE_MEMORY = 32
 """Groups over which a switchback's centre forgets; the test holds for any, and a good centre only makes it sharper."""
 
@@ -97,10 +99,10 @@ def drawn_groups(rollout: Rollout, bounds: GroupBounds) -> tuple[list[DrawnGroup
     steps, indices = rollout.integers("rollout_id"), rollout.integers("group_index")
     for row, (step, index) in enumerate(zip(steps.tolist(), indices.tolist(), strict=True)):
         assignment = rollout.extra(row).get("assignment")
-        if not assignment or assignment.get("policy") == "fixed" or assignment.get("probability") == 1:
+        policy, arm, drawn = _read_assignment(assignment, f"step {step}, group {index}")
+        if not drawn:
             undrawn.add((step, index))
             continue
-        policy, arm = _read_assignment(assignment, f"step {step}, group {index}")
         key = (step, index, arm)
         if policies.setdefault(key, policy) != policy:
             raise InputError(f"step {step}, group {index}: samples assigned by {policies[key]} and by {policy}")
@@ -115,11 +117,14 @@ def of_drawn_arm(rollout: Rollout, arm: str) -> Rollout:
     return Rollout(rollout.table.filter(pa.array(drawn, pa.bool_())))
 
 
-def _read_assignment(assignment: Any, where: str) -> tuple[str, str]:
+def _read_assignment(assignment: Any, where: str) -> tuple[str, str, bool]:
+    """The policy, the arm, and whether a coin was tossed."""
+    if assignment is None:
+        return "fixed", "", False
     policy, arm = (assignment.get(name) if isinstance(assignment, dict) else None for name in ("policy", "arm"))
-    if policy not in POLICIES or not isinstance(arm, str):
+    if policy not in ("fixed", *POLICIES) or not isinstance(arm, str):
         raise InputError(f"{where}: an assignment has a policy of {POLICIES} and an arm, but this one is {assignment}")
-    return policy, arm
+    return policy, arm, policy != "fixed" and assignment.get("probability") != 1
 
 
 def _measure(
@@ -244,6 +249,11 @@ class Trajectory:
         }
 
 
+def e_value(log_e: float) -> str:
+    """An e-value in three digits, from its natural log."""
+    return f"{np.exp(log_e):.3g}" if log_e < _LARGEST_SHOWN else f"above 1e{int(_LARGEST_SHOWN / np.log(10))}"
+
+
 def trajectory_findings(trajectory: Trajectory) -> list[Finding]:
     """What a mixed run shows at fixed weights along its way: one finding a metric, and one on all of them together.
 
@@ -291,7 +301,7 @@ def _metric_finding(name: str, one: Watched, metrics: int) -> Finding:
     low, high = one.interval
     message = (
         f"{name}: differs by {one.estimate:+.4g} over {one.process.units} groups "
-        f"(95 % sequence {low:+.4g} to {high:+.4g}, margin ±{one.margin:g}, e-value {np.exp(one.process.log_e):.3g})"
+        f"(95 % sequence {low:+.4g} to {high:+.4g}, margin ±{one.margin:g}, e-value {e_value(one.process.log_e)})"
     )
     if verdict is Verdict.INCONCLUSIVE and low < high:
         reach = one.margin - abs(one.estimate or 0.0)
@@ -322,8 +332,8 @@ def _together_finding(trajectory: Trajectory) -> Finding:
         "switchback": "each group in an arm drawn by a coin",
     }[trajectory.policy]
     message = (
-        f"{monitor.groups} groups, {how}: mean e-value of {len(monitor.watched)} metrics {np.exp(monitor.log_e):.3g}, "
-        f"largest at any look {np.exp(monitor.largest_log_e):.3g}, where 20 decides. This speaks of sampling along a "
+        f"{monitor.groups} groups, {how}: mean e-value of {len(monitor.watched)} metrics {e_value(monitor.log_e)}, "
+        f"largest at any look {e_value(monitor.largest_log_e)}, where 20 decides. This speaks of sampling along a "
         "run that trained on both arms, at its weights; a run in one arm alone it does not show"
     )
     evidence = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -61,3 +61,23 @@ def conclude(directory: Path, console: Console, as_json: bool, quiet: bool) -> N
         print_report(result, console)
         console.print(f"report: {files[-1]}", style="dim")
     sys.exit(EXIT_CODES[result.verdict.verdict])
+
+
+def parse_margins(texts: Sequence[str], known: Collection[str]) -> dict[str, float]:
+    """Reads ``METRIC=VALUE`` options.
+
+    Raises:
+        UsageError: A text is not of that form, or names no known metric.
+    """
+    margins = {}
+    for text in texts:
+        name, _, value = text.partition("=")
+        try:
+            margins[name] = float(value)
+        except ValueError:
+            margins[name] = float("nan")
+        if name not in known or not 0 < margins[name] < float("inf"):
+            raise UsageError(
+                f"--margin takes METRIC=VALUE with a value above 0 and one of {sorted(known)}, not {text!r}"
+            )
+    return margins

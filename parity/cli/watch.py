@@ -1,0 +1,102 @@
+"""`parity watch`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import orjson
+from rich.console import Console, RenderableType
+from rich.live import Live
+
+from parity.cli.shared import EXIT_CODES, EXIT_HELP, conclude, parse_margins
+from parity.errors import UsageError
+
+if TYPE_CHECKING:
+    from parity.watching import Watch
+
+EXAMPLES = """\b
+Examples:
+  parity watch parity-out/20260101-120000
+  parity watch recordings/ --reward-range -1 1 --max-new-tokens 8192
+  parity watch recordings/ --margin rollout/raw_reward=0.02 --once
+  parity watch recordings/ --quiet || kill "$TRAINER"
+"""
+
+
+@click.command(epilog=EXAMPLES + "\n" + EXIT_HELP)
+@click.argument("directory", type=click.Path(path_type=Path, file_okay=False, exists=True))
+@click.option(
+    "--reward-range", type=float, nargs=2, default=(0.0, 1.0), show_default=True, help="What a reward can be."
+)
+@click.option("--max-new-tokens", type=click.IntRange(1), help="Cap of a response, where samples do not say it.")
+@click.option(
+    "--margin",
+    "margins",
+    multiple=True,
+    metavar="METRIC=VALUE",
+    help="The largest difference of means that counts as the same, in the metric's unit; may be given again.",
+)
+@click.option("--once", is_flag=True, help="Judge what is there and do not wait for more.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on standard output.")
+@click.option("--quiet", is_flag=True, help="Print only the verdict.")
+def watch(
+    directory: Path,
+    reward_range: tuple[float, float],
+    max_new_tokens: int | None,
+    margins: tuple[str, ...],
+    once: bool,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Follows runs in which the arm of each group is drawn, and stops as soon as the evidence suffices either way.
+
+    DIRECTORY is an experiment of `parity run` (with --design probe or switchback) or what the patch records inside a
+    host (assignment probe or switchback). Shown are e-values and 95 % confidence sequences of how the arms differ, and
+    breaches of the contract. Both hold at every look: it ends with DIFFERENT once the mean e-value reaches 20 or the
+    contract is broken, and with PARITY once every sequence is inside its margin. Ctrl-C judges what has come so far.
+    Started again, it comes to the same evidence from the same files.
+    """
+    from parity import watching
+    from parity.reports.watch import line, print_result, screen
+    from parity.trajectory import TRAJECTORY_MARGINS, GroupBounds
+
+    follower = watching.follow(directory)
+    ours = isinstance(follower, watching.ExperimentFollower)
+    if ours and margins:
+        raise UsageError(f"{directory} states its margins in experiment.json: they are not changed while one looks")
+    stated = watching.stated_margins(directory) if ours else parse_margins(margins, TRAJECTORY_MARGINS)
+    state = watching.Watch(GroupBounds(reward_range, max_new_tokens), {**TRAJECTORY_MARGINS, **stated})
+    console = Console(stderr=as_json, highlight=False)
+    with suppress(KeyboardInterrupt), _shown(console, quiet, line, screen) as show:
+        for seen in watching.watch(follower, state, once=once):
+            state = seen
+            show(seen)
+    if ours:
+        conclude(directory, console, as_json, quiet)
+    result = watching.judge_recording(directory, state)
+    if as_json:
+        sys.stdout.buffer.write(orjson.dumps(result.to_json(), option=orjson.OPT_INDENT_2) + b"\n")
+    elif quiet:
+        console.print(result.judgement.verdict.value)
+    else:
+        print_result(result, state, console)
+    sys.exit(EXIT_CODES[result.judgement.verdict])
+
+
+@contextmanager
+def _shown(
+    console: Console, quiet: bool, line: Callable[[Watch], str], screen: Callable[[Watch], RenderableType]
+) -> Iterator[Callable[[Watch], None]]:
+    """How the evidence is shown as it comes: a table that stays in place on a terminal, else a line a step."""
+    if quiet:
+        yield lambda _: None
+    elif console.is_terminal:
+        with Live(console=console, transient=True) as live:
+            yield lambda seen: live.update(screen(seen))
+    else:
+        yield lambda seen: click.echo(line(seen), file=console.file)

@@ -1,0 +1,93 @@
+"""Runs with groups of both arms, on the embedded engine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from small_experiment import Parity
+
+from parity.store import RunStore
+
+pytestmark = pytest.mark.slow
+
+STEPS, GROUPS, SIZE = 3, 4, 4
+
+
+@pytest.fixture(scope="module")
+def experiment(parity: Parity, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("mixed") / "out"
+    sizes = ("--seeds", 1, "--steps", STEPS, "--groups", GROUPS, "--group-size", SIZE)
+    run = parity("run", "--baseline", "--design", "probe", "--design", "switchback", *sizes, "--out", out)
+    _, errors = run.communicate(timeout=300)
+    assert run.returncode == 3, errors  # so few groups show nothing either way
+    return out
+
+
+def requests(store: RunStore, step: int) -> dict[tuple[int, str], int]:
+    """Requests by group and arm."""
+    counts: dict[tuple[int, str], int] = {}
+    for exchange in store.exchanges(step):
+        key = (exchange.group_index, exchange.arm)
+        counts[key] = counts.get(key, 0) + 1
+    return counts
+
+
+def test_a_probe_asks_every_prompt_in_both_arms_and_trains_on_one(experiment: Path) -> None:
+    store = RunStore(experiment / "runs" / "probe-seed1")
+    trained_arms = set()
+    for step in range(STEPS):
+        trained, compared = store.rollout(step), store.compared.rollout(step)
+        assert trained.integers("group_index").tolist() == compared.integers("group_index").tolist()
+        for first, second in zip(trained.samples(), compared.samples(), strict=True):
+            assert {first.arm, second.arm} == {"per-sample", "native"}
+            assert first.prompt_ids == second.prompt_ids
+            assert first.extra["assignment"]["trained"] and not second.extra["assignment"]["trained"]
+            trained_arms.add(first.arm)
+        both = requests(store, step) | requests(store.compared, step)
+        assert both == {
+            (g, arm): {"per-sample": SIZE, "native": 1}[arm] for g in range(GROUPS) for arm in ("per-sample", "native")
+        }
+    assert trained_arms == {"per-sample", "native"}
+
+
+def test_a_switchback_asks_each_prompt_in_one_arm(experiment: Path) -> None:
+    store = RunStore(experiment / "runs" / "switchback-seed1")
+    arms = set()
+    for step in range(STEPS):
+        rollout = store.rollout(step)
+        assert len(rollout) == GROUPS * SIZE
+        assert len(requests(store, step)) == GROUPS
+        arms |= set(rollout.strings("arm"))
+    assert arms == {"per-sample", "native"}
+    assert not store.compared.path.exists()
+
+
+def test_the_report_rests_on_the_contract_and_on_sampling_along_the_way(experiment: Path) -> None:
+    report = json.loads((experiment / "report" / "report.json").read_text())
+    levels = {one["level"]: one["status"] for one in report["ladder"]}
+    assert levels["contract"] == "pass"
+    assert levels["sampling"] == "inconclusive"
+    assert not [one for one in report["findings"] if one["status"] == "fail" and one["severity"] == "error"]
+
+
+def test_watching_it_afterwards_says_the_same(parity: Parity, experiment: Path) -> None:
+    watch = parity("watch", experiment)  # the runs have ended, so it ends
+    output, errors = watch.communicate(timeout=120)
+    assert watch.returncode == 3, errors
+    assert "probe: 12 groups" in output
+
+
+def test_a_mixed_run_that_goes_on_draws_the_same_arms(parity: Parity, experiment: Path) -> None:
+    """The step before last is taken back, as if the run had been killed in it."""
+    store = RunStore(experiment / "runs" / "switchback-seed1")
+    before = [store.rollout(step).strings("arm").tolist() for step in range(STEPS)]
+    lines = (store.path / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (store.path / "metrics.jsonl").write_text("".join(lines[:-1]))
+    checkpoints = sorted((store.path / "checkpoints").iterdir())
+    assert [path.name for path in checkpoints] == ["step-000002", "step-000003"]
+    run = parity("run", "--out", experiment, "--resume")
+    _, errors = run.communicate(timeout=300)
+    assert run.returncode == 3, errors
+    assert [store.rollout(step).strings("arm").tolist() for step in range(STEPS)] == before

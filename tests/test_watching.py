@@ -1,0 +1,265 @@
+"""Evidence from inside runs: recordings whose groups were drawn to an arm, followed while they grow."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from parity.cli import main
+from parity.errors import InputError
+from parity.exchanges import Exchange
+from parity.findings import Status, Verdict
+from parity.samples import Rollout, Sample
+from parity.trajectory import GroupBounds, Trajectory, drawn_groups, trajectory_findings
+from parity.watching import RecordingFollower, Watch, WatchedStep, follow, watch
+
+ARMS = ("per-sample", "native")
+GROUPS, SIZE = 16, 4
+BOUNDS = GroupBounds()
+
+Drawn = Callable[..., list[Sample]]
+
+
+@pytest.fixture
+def drawn(valid_samples: Callable[..., list[Sample]]) -> Drawn:
+    """One rollout of a probe (every prompt in both arms) or of a switchback, with a fault in the native arm at will."""
+
+    def build(step: int, policy: str = "probe", spoil: Callable[[list[Sample]], None] | None = None) -> list[Sample]:
+        coin = random.Random(f"{policy}-{step}")
+        both: dict[str, list[Sample]] = {}
+        for number, arm in enumerate(ARMS):
+            samples = valid_samples(seed=1000 * step + number, groups=GROUPS, n=SIZE, arm=arm)
+            both[arm] = [replace(one, rollout_id=step, weight_versions=[f"v{step}"]) for one in samples]
+        if spoil:
+            spoil(both["native"])
+        chosen = [coin.choice(ARMS) for _ in range(GROUPS)]
+        every = []
+        for arm, samples in both.items():
+            for sample in samples:
+                trained = chosen[sample.group_index] == arm
+                assignment = {"policy": policy, "arm": arm, "probability": 0.5, "trained": trained}
+                sample.extra = {**sample.extra, "assignment": assignment}
+                sample.prompt_ids = next(
+                    one.prompt_ids for one in both["per-sample"] if one.group_index == sample.group_index
+                )
+                sample.prompt_tokens, sample.cached_tokens = len(sample.prompt_ids), 0
+                if trained or policy == "probe":
+                    every.append(sample)
+        return every
+
+    return build
+
+
+def lower_reward(samples: list[Sample]) -> None:
+    for sample in samples:
+        if sample.index == 0:
+            sample.reward = 0.0
+
+
+def clones(samples: list[Sample]) -> None:
+    """Slot 1 becomes a copy of slot 0 in every group: each sample by itself is distributed as it should be."""
+    for first, second in zip(samples[::SIZE], samples[1::SIZE], strict=True):
+        for name in ("output_ids", "logprobs", "text", "finish_reason", "status", "loss_mask", "reward"):
+            setattr(second, name, getattr(first, name))
+        second.response_length = first.response_length
+
+
+def evidence(drawn: Drawn, steps: int, policy: str = "probe", **changes: Any) -> Trajectory:
+    trajectory = Trajectory(policy, ARMS)
+    for step in range(steps):
+        groups, undrawn = drawn_groups(Rollout.from_samples(drawn(step, policy, **changes)), BOUNDS)
+        assert undrawn == 0
+        trajectory = trajectory.update(groups)
+    return trajectory
+
+
+def different(trajectory: Trajectory) -> set[str]:
+    return {
+        str(finding.where.field)
+        for finding in trajectory_findings(trajectory)
+        if finding.fails and finding.check == "trajectory_difference"
+    }
+
+
+@pytest.mark.parametrize("policy", ["probe", "switchback"])
+def test_arms_that_sample_alike_are_not_called_different(drawn: Drawn, policy: str) -> None:
+    trajectory = evidence(drawn, 15, policy)
+    assert trajectory.monitor.groups == 15 * GROUPS
+    assert trajectory.monitor.verdict is not Verdict.DIFFERENT
+    assert not different(trajectory)
+
+
+@pytest.mark.parametrize("policy", ["probe", "switchback"])
+def test_a_lower_reward_in_one_arm_is_found_and_named_and_nothing_else_is(drawn: Drawn, policy: str) -> None:
+    trajectory = evidence(drawn, 40, policy, spoil=lower_reward)
+    assert trajectory.monitor.verdict is Verdict.DIFFERENT
+    assert "rollout/raw_reward" in different(trajectory)
+    assert different(trajectory) <= {"rollout/raw_reward", "rollout/group_reward_std"}
+    low, high = trajectory.monitor.watched["rollout/raw_reward"].interval
+    assert low < -0.125 < high < 0  # one of four samples, of which half had reward 1, has 0
+
+
+def test_clones_are_found_as_duplicates_and_not_as_a_shift(drawn: Drawn) -> None:
+    found = different(evidence(drawn, 12, spoil=clones))
+    assert "rollout/duplicate_pairs" in found
+    assert not found & {"rollout/raw_reward", "rollout/response_len/mean", "rollout/rollout_log_probs"}
+
+
+def test_which_arm_a_switchback_drew_decides_and_not_which_the_group_fell_back_to(drawn: Drawn) -> None:
+    samples = drawn(0, "switchback")
+    for sample in samples:
+        sample.arm = "per-sample"
+    groups, _ = drawn_groups(Rollout.from_samples(samples), BOUNDS)
+    assert {group.arm for group in groups} == set(ARMS)
+
+
+def test_groups_that_were_not_drawn_are_counted_and_not_compared(drawn: Drawn) -> None:
+    samples = drawn(0)
+    for sample in samples:
+        if sample.group_index < 3:
+            sample.extra["assignment"] = {"policy": "probe", "arm": "per-sample", "probability": 1, "trained": True}
+        if sample.group_index == 3:
+            sample.extra = {}
+    groups, undrawn = drawn_groups(Rollout.from_samples(samples), BOUNDS)
+    assert undrawn == 4
+    assert len(groups) == 2 * (GROUPS - 4)
+
+
+def test_a_group_of_which_one_arm_is_missing_is_left_out_with_a_warning(drawn: Drawn) -> None:
+    samples = [one for one in drawn(0) if (one.group_index, one.arm) != (2, "native")]
+    for sample in samples:
+        if (sample.group_index, sample.arm) == (5, "native"):
+            sample.reward = None
+    trajectory = Trajectory("probe", ARMS).update(drawn_groups(Rollout.from_samples(samples), BOUNDS)[0])
+    assert trajectory.monitor.groups == GROUPS - 2
+    (warning,) = [one for one in trajectory_findings(trajectory) if one.check == "trajectory_left_out"]
+    assert warning.status is Status.FAIL and not warning.fails
+    assert warning.evidence == {"native": 1, "one_arm_only": 2}
+
+
+def test_a_reward_outside_its_bounds_is_refused_with_the_option_that_widens_them(drawn: Drawn) -> None:
+    samples = drawn(3)
+    samples[0].reward = 1.5
+    with pytest.raises(InputError, match=r"step 3, group 0: rollout/raw_reward 1.5 .*--reward-range"):
+        drawn_groups(Rollout.from_samples(samples), BOUNDS)
+    drawn_groups(Rollout.from_samples(samples), GroupBounds((0.0, 2.0)))
+
+
+@pytest.mark.parametrize("assignment", ["native", {"policy": "coin", "arm": "native"}, {"policy": "probe"}])
+def test_an_assignment_that_cannot_be_read_is_refused(drawn: Drawn, assignment: Any) -> None:
+    samples = drawn(0)
+    samples[0].extra["assignment"] = assignment
+    with pytest.raises(InputError, match="group 0"):
+        drawn_groups(Rollout.from_samples(samples), BOUNDS)
+
+
+def with_ids_of(step: int, trained: bool, row: dict[str, Any]) -> dict[str, Any]:
+    """The exchange with ids that no other has, as an engine gives them."""
+    outputs = row["response"] if isinstance(row["response"], list) else [row["response"]]
+    for output in outputs:
+        output["meta_info"]["id"] = f"{step}-{trained}-{output['meta_info']['id']}"
+    return row
+
+
+Recorded = Callable[[Path, int, Sequence[Sample]], None]
+
+
+@pytest.fixture
+def record(valid_exchanges: Callable[[Sequence[Sample]], list[Exchange]]) -> Recorded:
+    """Appends a rollout as a host's recorder does: what is trained on, and beside it what is only compared."""
+
+    def append(directory: Path, step: int, samples: Sequence[Sample]) -> None:
+        for folder, trained in ((directory, True), (directory / "compared", False)):
+            of_folder = [one for one in samples if one.extra["assignment"]["trained"] is trained]
+            of_folder.sort(key=lambda one: (one.group_index, one.index))
+            folder.mkdir(exist_ok=True, parents=True)
+            exchanges = [] if not of_folder else valid_exchanges(of_folder)
+            rows = {
+                "rollout.exchanges.jsonl": [with_ids_of(step, trained, exchange.to_json()) for exchange in exchanges],
+                "rollout.samples.jsonl": [sample.to_json() for sample in of_folder],
+            }
+            for name, lines in rows.items():
+                with (folder / name).open("ab") as file:
+                    file.writelines(orjson.dumps(line) + b"\n" for line in lines)
+
+    return append
+
+
+def test_a_recording_that_grows_is_followed_rollout_by_rollout(tmp_path: Path, drawn: Drawn, record: Recorded) -> None:
+    record(tmp_path, 0, drawn(0))
+    follower = follow(tmp_path)
+    assert list(follower.poll()) == []  # more of rollout 0 may come
+    record(tmp_path, 1, drawn(1))
+    with (tmp_path / "rollout.samples.jsonl").open("ab") as file:
+        file.write(b'{"rollout_id": 2, "group_in')  # being written
+    (step,) = follower.poll()
+    assert (step.step, [len(rollout) for rollout in step.rollouts]) == (0, [GROUPS * SIZE, GROUPS * SIZE])
+    assert [one.step for one in follower.rest()] == [1]
+
+
+def test_a_watcher_that_is_started_again_comes_to_the_same_evidence(
+    tmp_path: Path, drawn: Drawn, record: Recorded
+) -> None:
+    live = RecordingFollower(tmp_path)
+    seen = Watch(BOUNDS)
+    for step in range(6):
+        record(tmp_path, step, drawn(step))
+        for whole in live.poll():
+            seen = seen.update(whole)
+    for whole in live.rest():
+        seen = seen.update(whole)
+    *_, again = watch(RecordingFollower(tmp_path), Watch(BOUNDS), once=True)
+    first, second = (one.trajectories["probe"].monitor for one in (seen, again))
+    assert first.groups == second.groups == 6 * GROUPS
+    assert first.log_e == second.log_e and first.largest_log_e == second.largest_log_e
+    assert [one.interval for one in first.watched.values()] == [one.interval for one in second.watched.values()]
+
+
+def test_watching_stops_at_the_step_that_decides(drawn: Drawn) -> None:
+    class Endless:
+        def poll(self):  # type: ignore[no-untyped-def]
+            for step in range(1000):
+                yield WatchedStep("run", step, (Rollout.from_samples(drawn(step, spoil=lower_reward)),), ())
+
+        def ended(self) -> bool:
+            return False
+
+        def rest(self):  # type: ignore[no-untyped-def]
+            return iter(())
+
+    states = list(watch(Endless(), Watch(BOUNDS), once=False))
+    assert states[-1].verdict is Verdict.DIFFERENT
+    assert all(one.verdict is Verdict.INCONCLUSIVE for one in states[:-1])
+    assert len(states) < 100
+
+
+@pytest.mark.parametrize(("spoil", "code"), [(None, 3), (lower_reward, 1)])
+def test_the_command_judges_a_recording(
+    tmp_path: Path,
+    drawn: Drawn,
+    record: Recorded,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    spoil: Any,
+    code: int,
+) -> None:
+    for step in range(30 if spoil else 3):
+        record(tmp_path, step, drawn(step, spoil=spoil))
+    monkeypatch.setattr("sys.argv", ["parity", "watch", str(tmp_path), "--once", "--json"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    result = orjson.loads(capsys.readouterr().out)
+    assert end.value.code == code
+    assert result["verdict"] == {3: "INCONCLUSIVE", 1: "DIFFERENT"}[code]
+    assert not [one for one in result["findings"] if one["level"] == "contract" and one["status"] == "fail"]
+
+
+def test_a_directory_that_is_neither_is_refused_with_what_to_give(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="give the --out of `parity run`"):
+        follow(tmp_path)
