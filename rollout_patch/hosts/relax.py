@@ -14,8 +14,9 @@ import asyncio
 import importlib
 import logging
 import os
+import time
 import uuid
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from rollout_patch.eligibility import CONDITIONS, choose_arm
@@ -25,6 +26,7 @@ from rollout_patch.media import Encoder, digest
 
 GROUP = ("args", "group", "sampling_params", "evaluation")
 SAMPLES = (("args", "sample", "sampling_params"), ("args", "sample", "sampling_params", "evaluation"))
+LOG = ("rollout_id", "args", "samples", "rollout_extra_metrics", "rollout_time")
 ATTEMPTS = 6
 """How often Relax sends a request (its `http_utils.post`)."""
 
@@ -66,12 +68,26 @@ def generate_rollout(
         return relax.generate_rollout(args, rollout_id, data_buffer, data_system_client, evaluation=True)
     require(relax.generate_and_rm_group, GROUP)
     require(relax.generate, *SAMPLES, calls=("post", "_run_image_processor", "_encode_multimodal_inputs"))
+    require(relax._log_rollout_data, LOG)
     calls = RolloutCalls.of(args, rollout_id)
     warn_if_never(args, calls.options.arm)
-    with replaced((relax, "generate_and_rm_group", _group_function(relax, relax.generate_and_rm_group, calls))):
+    with replaced(
+        (relax, "generate_and_rm_group", _group_function(relax, relax.generate_and_rm_group, calls)),
+        (relax, "_log_rollout_data", _log_function(relax._log_rollout_data, calls)),
+    ):
         output = relax.generate_rollout(args, rollout_id, data_buffer, data_system_client, evaluation=False)
     output.metrics = {**(output.metrics or {}), **calls.metrics()}
     return output
+
+
+def _log_function(stock_log: Callable[..., Any], calls: RolloutCalls) -> Callable[..., Any]:
+    """Relax's own log of a rollout, with the counts: it does not read the metrics that a rollout function returns."""
+
+    def log(rollout_id: Any, args: Any, samples: Any, rollout_extra_metrics: Any, rollout_time: Any) -> Any:
+        extra = {**(rollout_extra_metrics or {}), **calls.metrics()}
+        return stock_log(rollout_id, args, samples, extra, rollout_time)
+
+    return log
 
 
 def warn_if_never(args: Any, arm: str) -> bool:
@@ -127,12 +143,13 @@ async def _generate_and_score(
     left = calls.hosts_own(turn, conditions)
     processed = {} if left else await _process_media(relax, state, args, group)
     params = calls.params_by_slot(sampling_params, group, lambda slot: state.group_sampling_seeds[slot])
+    spent: dict[str, float] = {}
     report = await calls.generate(
         group,
         StockAdapter(_stock(relax, args, processed, turn), group, params, _prime, relax.Sample.Status.ABORTED),
         turn=turn,
-        post=relax.post,
-        encoder=_encoder(relax),
+        post=_timed(relax.post, "generate", spent),
+        encoder=_timed(_encoder(relax), "mm_encode", spent),
         attempts=ATTEMPTS,
         semaphore=state.semaphore,
         capacity=args.sglang_server_concurrency * args.rollout_num_gpus // args.rollout_num_gpus_per_engine,
@@ -143,6 +160,9 @@ async def _generate_and_score(
         return None
     if report.aborted:
         return group
+    for sample in group:
+        timing = sample.metadata.get("_timing", {})
+        timing.update({phase: spent[phase] for phase in spent if phase in timing})
     if not state.aborted:
         rewards = await relax.batched_async_rm(args, group)
         for sample, reward in zip(group, rewards, strict=True):
@@ -199,6 +219,19 @@ def _encoder(relax: Any) -> Encoder:
         return list(await asyncio.gather(*(encode(item) for item in items)))
 
     return encoder
+
+
+def _timed(work: Callable[..., Awaitable[Any]], phase: str, spent: dict[str, float]) -> Callable[..., Awaitable[Any]]:
+    """The same work, whose longest call is kept: that of a phase of Relax's `_timing`, which all siblings share."""
+
+    async def timed(*args: Any, **kwargs: Any) -> Any:
+        start = time.monotonic()
+        try:
+            return await work(*args, **kwargs)
+        finally:
+            spent[phase] = max(spent.get(phase, 0.0), time.monotonic() - start)
+
+    return timed
 
 
 def _prime(sample: Any) -> None:

@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import sys
-import types
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from functools import partial
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
 import pytest
 from host_rollouts import PROMPTS, N, rows_without, settle
+from made_up_modules import made_up
 
 from rollout_patch import UnsupportedHost
 from rollout_patch.hosts import calls
@@ -29,36 +27,6 @@ CHECKOUT = "MILES_CHECKOUT"
 PROBING = {"rollout_patch_design": "probe", "rollout_patch_share": 1}
 SEEDED = {"sglang_enable_deterministic_inference": True}
 rows = partial(rows_without, {"routing_key", "session_id"})
-
-
-class MadeUp:
-    """Stands for any class of SGLang's that is imported and never used."""
-
-    @staticmethod
-    def _kv_pairs_to_dict(pairs: Any) -> dict[str, Any]:
-        return {}
-
-
-def made_up(name: str) -> type[MadeUp]:
-    if name.startswith("__"):
-        raise AttributeError(name)
-    return MadeUp
-
-
-class MadeUpSglang:
-    """Finds any `sglang` module, with any attribute."""
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        return ModuleSpec(name, self, is_package=True) if name.split(".")[0] == "sglang" else None
-
-    def create_module(self, spec: ModuleSpec) -> types.ModuleType:
-        module = types.ModuleType(spec.name)
-        module.__path__ = []
-        module.__getattr__ = made_up  # type: ignore[method-assign]
-        return module
-
-    def exec_module(self, module: types.ModuleType) -> None:
-        pass
 
 
 def installed() -> bool:
@@ -74,10 +42,8 @@ def sglang() -> Iterator[None]:
     if installed():
         yield
         return
-    finder = MadeUpSglang()
-    sys.meta_path.insert(0, finder)
-    yield
-    sys.meta_path.remove(finder)
+    with made_up(["sglang"]):
+        yield
 
 
 @pytest.fixture(params=["class", "legacy"])

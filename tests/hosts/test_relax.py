@@ -65,6 +65,7 @@ class StandIn(types.ModuleType):
         self.posted: list[dict[str, Any]] = []
         self.headers: list[Any] = []
         self.calls: list[str] = []
+        self.logged: list[dict[str, float]] = []
         self.queue: list[list[Sample]] = []
         self.answered = 0
         self.state = Namespace(aborted=False, processor=True, semaphore=asyncio.Semaphore(16))
@@ -152,6 +153,11 @@ def build_functions(relax: StandIn) -> list[Callable[..., Any]]:
             sample.reward = reward
         return group
 
+    def _log_rollout_data(
+        rollout_id: int, args: Any, samples: Any, rollout_extra_metrics: Any, rollout_time: float
+    ) -> None:
+        relax.logged.append(rollout_extra_metrics)
+
     def generate_rollout(
         args: Any, rollout_id: int, data_buffer: Any, data_system_client: Any, evaluation: bool = False
     ) -> Any:
@@ -163,6 +169,7 @@ def build_functions(relax: StandIn) -> list[Callable[..., Any]]:
 
         groups = asyncio.run(all_groups())
         data_system_client.extend(groups)
+        relax._log_rollout_data(rollout_id, args, groups, {"stock": 1.0}, 0.5)
         return Namespace(samples=groups, metrics={"stock": 1.0})
 
     return [
@@ -173,6 +180,7 @@ def build_functions(relax: StandIn) -> list[Callable[..., Any]]:
         generate,
         batched_async_rm,
         generate_and_rm_group,
+        _log_rollout_data,
         generate_rollout,
     ]
 
@@ -218,6 +226,7 @@ def test_a_group_is_one_request_and_the_queue_is_filled_as_in_stock(relax: Stand
     assert queue == output.samples
     assert output.metrics["stock"] == 1.0
     assert output.metrics["rollout_patch/native_groups"] == 2
+    assert relax.logged == [output.metrics]
     samples = [sample for group in output.samples for sample in group]
     assert all(sample.status is Status.COMPLETED and sample.reward for sample in samples)
     assert len({tuple(sample.tokens) for sample in samples}) == len(samples)

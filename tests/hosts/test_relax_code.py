@@ -1,0 +1,390 @@
+"""Relax's own code, unmodified: its stock rollout and the patched one side by side, into the same TransferQueue.
+
+What its rollout imports and never uses in these tests is made up: the trainer's side, SGLang, and the trackers.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import json
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from host_rollouts import PROMPTS, N, rows_without, settle
+from made_up_modules import made_up
+
+from rollout_patch import UnsupportedHost
+from rollout_patch.hosts import calls
+from rollout_patch.hosts.relax import generate_rollout
+
+pytestmark = [pytest.mark.hosts, pytest.mark.filterwarnings("ignore")]
+
+CHECKOUT = "RELAX_CHECKOUT"
+MADE_UP = ("sglang", "transfer_queue", "math_verify", "relax.backends", "relax.utils.tracking_utils")
+NEEDS = ("httpx", "ray", "pybase64", "sglang_router", "imageio", "soundfile", "tensordict")
+SEEDED = {"sglang_enable_deterministic_inference": True}
+rows = partial(rows_without, {"session_id"})
+
+
+@pytest.fixture(autouse=True, scope="module")
+def unused_modules() -> Iterator[None]:
+    with made_up(MADE_UP):
+        yield
+
+
+@pytest.fixture
+def relax(host_importer: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Relax's rollout module; what it asks Ray for is there at once."""
+    module = host_importer(CHECKOUT, "relax.engine.rollout.sglang_rollout", NEEDS)
+    monkeypatch.setattr(module, "ray", Namespace(get=lambda reference: reference))
+    return module
+
+
+@pytest.fixture
+def logged(relax: Any, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What Relax hands to its trackers."""
+    trackers = importlib.import_module("relax.distributed.ray.rollout").tracking_utils
+    lines: list[dict[str, Any]] = []
+    monkeypatch.setattr(trackers, "log", lambda args, metrics, step_key: lines.append(metrics), raising=False)
+    return lines
+
+
+@pytest.fixture
+def arguments(relax: Any, server: Any, byte_tokenizer: Path) -> Callable[..., Namespace]:
+    def make(**changes: Any) -> Namespace:
+        given = dict(
+            sglang_router_ip="127.0.0.1",
+            sglang_router_port=server.port,
+            sglang_router_policy="round_robin",
+            sglang_server_concurrency=32,
+            sglang_dp_size=1,
+            sglang_speculative_algorithm=None,
+            rollout_num_gpus=1,
+            rollout_num_gpus_per_engine=1,
+            use_distributed_post=False,
+            use_slime_router=False,
+            use_audio_in_video=False,
+            hf_checkpoint=str(byte_tokenizer),
+            rollout_temperature=1.0,
+            rollout_top_p=1.0,
+            rollout_top_k=-1,
+            rollout_max_response_len=8,
+            rollout_stop=None,
+            rollout_stop_token_ids=None,
+            rollout_skip_special_tokens=True,
+            rollout_seed=11,
+            n_samples_per_prompt=N,
+            rollout_batch_size=len(PROMPTS),
+            over_sampling_batch_size=len(PROMPTS),
+            global_batch_size=N * len(PROMPTS),
+            num_iters_per_train_update=1,
+            rollout_global_dataset=True,
+            fully_async=False,
+            colocate=True,
+            ci_test=False,
+            partial_rollout=False,
+            mask_offpolicy_in_partial_rollout=False,
+            group_rm=True,
+            custom_generate_function_path=None,
+            custom_rm_path="host_test_reward.reward",
+            custom_reward_post_process_path=None,
+            custom_rollout_log_function_path=None,
+            reward_key=None,
+            log_reward_category=None,
+            advantage_estimator="grpo",
+            rewards_normalization=True,
+            grpo_std_normalization=True,
+            multimodal_keys=None,
+            use_rollout_routing_replay=False,
+            dynamic_sampling_filter_path=None,
+            debug_rollout_only=False,
+            debug_train_only=False,
+            load_debug_rollout_data=None,
+            save_debug_rollout_data=None,
+            wandb_always_use_train_step=False,
+        )
+        return Namespace(**{**given, **changes})
+
+    return make
+
+
+class Queue:
+    """The TransferQueue's client: keeps each batch of training tensors as plain lists."""
+
+    def __init__(self) -> None:
+        self.batches: list[tuple[str, dict[str, Any]]] = []
+
+    async def async_put(self, data: Any, partition_id: str) -> None:
+        columns = {name: [value.tolist() for value in column.unbind()] for name, column in data.items()}
+        self.batches.append((partition_id, columns))
+
+    @property
+    def columns(self) -> dict[str, list[Any]]:
+        names = self.batches[0][1]
+        return {name: [value for _, batch in self.batches for value in batch[name]] for name in names}
+
+
+class Actor:
+    """A data source behind Ray: each method is called by `remote`."""
+
+    def __init__(self, source: Any) -> None:
+        self._source = source
+        self.get_samples = Namespace(remote=lambda count, fully_async=False: source.get_samples(count))
+        self.add_samples = Namespace(remote=source.add_samples)
+
+
+@pytest.fixture
+def rollout(relax: Any, server: Any, data_source: Any) -> Callable[..., Any]:
+    """Runs one rollout with fresh state; returns its output, the queue, and the requests that it took."""
+    http_utils = importlib.import_module("relax.utils.http_utils")
+    run = importlib.import_module("relax.utils.async_utils").run
+    singletons = importlib.import_module("relax.utils.misc").SingletonMeta
+
+    def go(function: Callable[..., Any], args: Namespace, source: Any = None) -> tuple[Any, Queue, list[Any]]:
+        singletons._instances.clear()
+        http_utils._http_client = None
+        http_utils.init_http_client(args)
+        server.requests.clear()
+        queue = Queue()
+        source = source or data_source(relax.Sample, PROMPTS, N)
+        try:
+            output = function(args, 3, Actor(source), queue, evaluation=False)
+        finally:
+            run(settle(http_utils._http_client))
+            http_utils._http_client = None
+        return output, queue, list(server.requests)
+
+    return go
+
+
+@pytest.mark.parametrize(
+    ("options", "arm"),
+    [({"rollout_patch_seed_per_slot": True}, "native"), ({"rollout_patch_parameter_lists": True}, "batched")],
+)
+def test_seeded_samples_and_training_tensors_are_equal_for_a_request_a_group(
+    relax: Any, arguments: Any, rollout: Any, options: dict[str, Any], arm: str
+) -> None:
+    stock, stock_queue, stock_requests = rollout(relax.generate_rollout, arguments(**SEEDED))
+    patched, queue, requests = rollout(generate_rollout, arguments(**SEEDED, **options))
+    assert (len(stock_requests), len(requests)) == (N * len(PROMPTS), len(PROMPTS))
+
+    def by_index(output: Any) -> list[dict[str, Any]]:
+        kept = sorted(rows(output), key=lambda row: row["index"])
+        return [{**row, "metadata": {**row["metadata"], "_timing": None}} for row in kept]
+
+    assert by_index(patched) == by_index(stock)
+    assert [sorted(row["metadata"]["_timing"]) for row in rows(patched)] == [["generate", "post_generate"]] * 12
+    assert queue.columns == stock_queue.columns
+    assert [partition for partition, _ in queue.batches] == ["train_3"]
+    assert len({tuple(tokens) for tokens in queue.columns["tokens"]}) == N * len(PROMPTS)
+    assert patched.metrics[f"rollout_patch/{arm}_groups"] == len(PROMPTS)
+
+
+def test_one_native_body_is_the_stock_body_with_n(relax: Any, arguments: Any, rollout: Any) -> None:
+    _, _, stock_requests = rollout(relax.generate_rollout, arguments())
+    patched, _, requests = rollout(generate_rollout, arguments())
+    for body in requests:
+        assert body["sampling_params"].pop("n") == N
+        assert stock_requests.count(body) == N
+    lists = [id(tokens) for group in patched.samples for one in group for tokens in (one.tokens, one.rollout_tokens)]
+    assert len(set(lists)) == len(lists)
+
+
+def test_the_counts_reach_relaxs_trackers_with_its_own_metrics(
+    relax: Any, arguments: Any, rollout: Any, logged: list[dict[str, Any]]
+) -> None:
+    rollout(relax.generate_rollout, arguments())
+    rollout(generate_rollout, arguments())
+    stock, patched = logged
+    counts = {name: value for name, value in patched.items() if name.startswith("rollout_patch/")}
+    assert patched.keys() - counts.keys() == stock.keys()
+    assert counts["rollout_patch/native_groups"] == counts["rollout_patch/requests"] == len(PROMPTS)
+    assert patched["perf_detail/rollout/generate_time/mean"] >= 0.005
+
+
+class Processor:
+    """A processor that makes three tokens of each image; image tokens the engine never sees."""
+
+    calls = 0
+
+    def __call__(self, text: str, images: list[Any], **options: Any) -> dict[str, Any]:
+        Processor.calls += 1
+        return {"input_ids": [[*text.encode(), *[7] * 3 * len(images)]], "pixel_values": [float(len(images))]}
+
+
+def with_images(prompt: str) -> list[Any]:
+    image = pytest.importorskip("PIL.Image")
+    return [image.new("RGB", (4, 4), (len(prompt), shade, 0)) for shade in (1, 2)]
+
+
+def image_source(relax: Any, data_source: Any) -> Any:
+    source = data_source(relax.Sample, PROMPTS, N, with_images)
+    for group in source._groups:
+        for sample in group:
+            sample.multimodal_inputs |= {"videos": [], "audio": []}
+    return source
+
+
+def test_two_images_are_processed_and_encoded_once_a_group(
+    relax: Any, arguments: Any, rollout: Any, data_source: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded: list[Any] = []
+    encode = relax.async_encode_image_for_rollout_engine
+    monkeypatch.setattr(
+        relax, "async_encode_image_for_rollout_engine", lambda image: (encoded.append(image), encode(image))[1]
+    )
+    monkeypatch.setattr(relax, "load_processor", lambda *args, **kwargs: Processor())
+    monkeypatch.setattr(Processor, "calls", 0)
+    sources = [image_source(relax, data_source) for _ in range(2)]
+    stock, _, stock_requests = rollout(relax.generate_rollout, arguments(), sources[0])
+    assert (Processor.calls, len(encoded)) == (N * len(PROMPTS), 2 * N * len(PROMPTS))
+    Processor.calls = 0
+    encoded.clear()
+    patched, _, requests = rollout(generate_rollout, arguments(), sources[1])
+    assert (Processor.calls, len(encoded)) == (len(PROMPTS), 2 * len(PROMPTS))
+    for body in requests:
+        assert body["sampling_params"].pop("n") == N
+        (body["image_data"],) = body["image_data"]
+        assert stock_requests.count(body) == N
+    assert patched.metrics["rollout_patch/native_groups"] == len(PROMPTS)
+    made = [
+        {
+            sample.index: (
+                sample.tokens[: -sample.response_length],
+                sample.rollout_tokens[: -sample.response_length],
+                sample.multimodal_train_inputs,
+                set(sample.metadata["_timing"]),
+            )
+            for group in output.samples
+            for sample in group
+        }
+        for output in (stock, patched)
+    ]
+    assert made[0] == made[1]
+    assert made[1][0][0] == [*PROMPTS[0].encode(), *[7] * 6]
+    assert made[1][0][3] == {"generate", "post_generate", "image_processor", "mm_encode"}
+    fields = [set(sample.to_dict()) for output in (stock, patched) for group in output.samples for sample in group]
+    assert all(own == fields[0] for own in fields)
+
+
+def test_fewer_permits_than_samples_complete(arguments: Any, rollout: Any, server: Any) -> None:
+    output, _, requests = rollout(generate_rollout, arguments(sglang_server_concurrency=2))
+    assert len(requests) == len(PROMPTS)
+    assert server.most_in_flight == 1
+    assert output.metrics["rollout_patch/permits_short"] == len(PROMPTS)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"group_rm": False}, "no_group_reward"),
+        ({"custom_generate_function_path": "host_test_reward.custom_generate"}, "custom_generate"),
+        ({"partial_rollout": True}, "partial_rollout"),
+        (SEEDED, "deterministic_inference"),
+    ],
+)
+def test_what_falls_back_is_what_stock_makes(
+    relax: Any, arguments: Any, rollout: Any, changes: dict[str, Any], reason: str
+) -> None:
+    _, stock_queue, stock_requests = rollout(relax.generate_rollout, arguments(**changes))
+    patched, queue, requests = rollout(generate_rollout, arguments(**changes))
+    assert patched.metrics[f"rollout_patch/fallback/{reason}"] == len(PROMPTS)
+    if reason == "partial_rollout":
+        assert patched.metrics["rollout_patch/batched_groups"] == len(PROMPTS)
+    else:
+        assert in_any_order(requests) == in_any_order(stock_requests)
+    assert queue.columns.keys() == stock_queue.columns.keys()
+    assert len(queue.columns["tokens"]) == N * len(PROMPTS)
+
+
+def in_any_order(requests: list[dict[str, Any]]) -> list[str]:
+    return sorted(json.dumps(body, sort_keys=True) for body in requests)
+
+
+def test_bad_gateways_are_retried_by_the_group(
+    arguments: Any, rollout: Any, server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls, "SECONDS_BETWEEN", 0.01)
+    left = [1, 1]
+    server.refuse = lambda body: (502, "bad gateway") if left and left.pop() else None
+    output, queue, requests = rollout(generate_rollout, arguments())
+    assert len(requests) == len(PROMPTS) + 2
+    assert output.metrics["rollout_patch/retries"] == 2
+    assert len(queue.columns["tokens"]) == N * len(PROMPTS)
+
+
+def test_an_engine_that_goes_on_failing_is_relaxs_error(
+    arguments: Any, rollout: Any, server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls, "SECONDS_BETWEEN", 0.001)
+    server.refuse = lambda body: (502, "bad gateway")
+    with pytest.raises(Exception, match="bad gateway"):
+        rollout(generate_rollout, arguments())
+
+
+def test_partial_outputs_of_an_abort_come_back_to_the_buffer(
+    relax: Any, arguments: Any, rollout: Any, server: Any, data_source: Any
+) -> None:
+    args = arguments(partial_rollout=True, rollout_batch_size=1, over_sampling_batch_size=3)
+    source = data_source(relax.Sample, PROMPTS, N)
+    kept: list[Any] = []
+    source.add_samples = lambda groups: kept.extend(sample for group in groups for sample in group)
+    server.holds = lambda body: len(body["input_ids"][0]) > 5
+    output, _, _ = rollout(generate_rollout, args, source)
+    assert output.metrics["rollout_patch/batched_groups"] == 3
+    assert [sample.prompt for sample in output.samples[0]] == ["two"] * N
+    assert len(kept) == 2 * N
+    assert all(sample.status == relax.Sample.Status.ABORTED and sample.abort_count == 1 for sample in kept)
+    assert all(sample.response_length == len(sample.rollout_log_probs) == 1 for sample in kept)
+    assert all(sample.reward is None for sample in kept)
+
+
+def test_an_abort_before_anything_was_sent_leaves_the_group_as_it_was(
+    relax: Any, arguments: Any, rollout: Any, server: Any, data_source: Any
+) -> None:
+    source = data_source(relax.Sample, ["two", *PROMPTS[::2]], N)
+    last = source._groups[-1]
+    before = [copy.deepcopy(sample.to_dict()) for sample in last]
+    server.holds = lambda body: len(body["input_ids"]) > 5
+    args = arguments(rollout_batch_size=1, over_sampling_batch_size=3, sglang_server_concurrency=N)
+    output, _, requests = rollout(generate_rollout, args, source)
+    assert len(requests) == 2
+    assert output.metrics["rollout_patch/aborted_groups"] == 1
+    assert [sample.to_dict() for sample in last] == before
+
+
+def test_a_probe_fills_the_queue_with_one_arm_only(arguments: Any, rollout: Any, tmp_path: Path) -> None:
+    probing = {"rollout_patch_design": "probe", "rollout_patch_share": 1, "rollout_patch_record": str(tmp_path)}
+    output, queue, requests = rollout(generate_rollout, arguments(**probing))
+    assert len(requests) == (1 + N) * len(PROMPTS)
+    assert sorted(queue.columns["sample_indices"]) == list(range(N * len(PROMPTS)))
+    trained, compared = (
+        [json.loads(line) for line in (folder / "rollout.samples.jsonl").read_text().splitlines()]
+        for folder in (tmp_path, tmp_path / "compared")
+    )
+    handed = {tuple(sample.tokens[-sample.response_length :]) for group in output.samples for sample in group}
+    assert {tuple(row["output_ids"]) for row in trained} == handed
+    assert len(trained) == len(compared) == N * len(PROMPTS)
+
+
+def test_another_signature_is_refused_with_what_was_found(
+    relax: Any, arguments: Any, rollout: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def newer(args: Any, group: Any, sampling_params: Any, evaluation: bool = False, budget: int = 0) -> Any:
+        raise AssertionError("never called")
+
+    monkeypatch.setattr(relax, "generate_and_rm_group", newer)
+    with pytest.raises(UnsupportedHost, match="'budget'"):
+        rollout(generate_rollout, arguments())
+
+
+def test_relaxs_functions_are_its_own_again_afterwards(relax: Any, arguments: Any, rollout: Any) -> None:
+    names = ("generate_and_rm_group", "post", "_run_image_processor", "_encode_multimodal_inputs", "_log_rollout_data")
+    own = [getattr(relax, name) for name in names]
+    rollout(generate_rollout, arguments())
+    assert own == [getattr(relax, name) for name in names]
