@@ -294,6 +294,12 @@ def log_way(asked: str, used: str, reasons: Iterable[str]) -> None:
         )
 
 
+def log_never(asked: str, reasons: Iterable[str]) -> None:
+    """Warns, once a process, that flags rule out every group's going the way asked for."""
+    sentences = "; ".join(f"{reason}: {CONDITIONS[reason].sentence}" for reason in reasons)
+    _log_once(logging.WARNING, f"no group can go {asked} with these flags: {sentences}")
+
+
 @functools.cache
 def _log_once(level: int, line: str) -> None:
     _log.log(level, line)

@@ -8,13 +8,13 @@ import logging
 import os
 from asyncio import Semaphore
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rollout_patch.assignment import Assignment
 from rollout_patch.eligibility import Capabilities, choose_arm
 from rollout_patch.errors import RequestFailed, UnsupportedHost
-from rollout_patch.group import GroupReport, generate_group, log_way
+from rollout_patch.group import GroupReport, generate_group, log_never, log_way
 from rollout_patch.hosts.options import Options, read_options
 from rollout_patch.hosts.stock import NothingToSend, StockAdapter, copy_of
 from rollout_patch.media import Encoder
@@ -63,6 +63,7 @@ class RolloutCalls:
         rollout_id: The host's number of the rollout.
         seed: Of the draws of arms.
         reward_key: Which of several rewards of a sample is trained on; `None` where there is one.
+        evaluation: These groups are evaluated and not trained on: never compared, nor recorded.
         reports: One a group.
         compared: How many groups were asked for in a second arm.
         compared_requests: How many requests that took.
@@ -74,22 +75,55 @@ class RolloutCalls:
     rollout_id: int
     seed: int
     reward_key: str | None = None
+    evaluation: bool = False
     reports: list[GroupReport] = field(default_factory=list)
     compared: int = 0
     compared_requests: int = 0
     compared_lost: int = 0
 
     @classmethod
-    def of(cls, args: Any, rollout_id: int) -> RolloutCalls:
-        """The calls of a rollout, by the host's arguments and the environment."""
+    def of(cls, args: Any, rollout_id: int, evaluation: bool | None = None) -> RolloutCalls:
+        """The calls of a rollout, by the host's arguments and the environment.
+
+        Args:
+            args: The host's arguments.
+            rollout_id: Its number of the rollout.
+            evaluation: Whether this is an evaluation; `None` where the host does not evaluate by groups.
+
+        Raises:
+            UnsupportedHost: Evaluation is asked for, and the host evaluates sample by sample.
+            ValueError: An option has no such value.
+        """
         options = read_options(args, os.environ)
+        if options.evaluation and evaluation is None:
+            raise UnsupportedHost("rollout_patch_evaluation is set, but this host evaluates sample by sample")
+        if evaluation:
+            options = replace(options, design="fixed", record=None)
         capabilities = Capabilities(
             seeded=bool(getattr(args, "sglang_enable_deterministic_inference", False)),
             seed_per_slot=options.seed_per_slot,
             sampling_params_lists=options.parameter_lists,
         )
         seed = int(getattr(args, "rollout_seed", 0) or 0)
-        return cls(options, capabilities, rollout_id, seed, getattr(args, "reward_key", None))
+        return cls(options, capabilities, rollout_id, seed, getattr(args, "reward_key", None), bool(evaluation))
+
+    def warn_if_never(self, flags: Collection[str]) -> bool:
+        """Warns, once a process, where flags alone send every group per sample, and says whether they do.
+
+        Args:
+            flags: The conditions that the host's flags decide.
+        """
+        able = self.capabilities
+        seeds = {
+            "deterministic_inference": able.seeded and not able.seed_per_slot,
+            "sampling_params_lists_refused": able.seeded and not able.sampling_params_lists,
+        }
+        arm = self.options.arm
+        way, reasons = choose_arm(arm, [*flags, *(name for name, holds in seeds.items() if holds)])
+        if way != "per-sample" or arm == "per-sample":
+            return False
+        log_never(arm, reasons)
+        return True
 
     def params_by_slot(
         self, sampling_params: Mapping[str, Any], group: Sequence[Any], seed_of: Callable[[int], int]
@@ -220,7 +254,7 @@ class RolloutCalls:
         if self.options.design == "probe":
             for name in ("compared", "compared_requests", "compared_lost"):
                 counts[f"rollout_patch/{name}"] = float(getattr(self, name))
-        return counts
+        return {f"eval/{name}": count for name, count in counts.items()} if self.evaluation else counts
 
     def hosts_own(self, turn: Turn, names: Collection[str]) -> bool:
         """Whether the host's flags rule out all but `per-sample`, or nothing else is asked for anyway."""

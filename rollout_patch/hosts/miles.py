@@ -58,6 +58,8 @@ class GroupRolloutFn:
         if input.evaluation:
             return await self._stock(input)
         calls = RolloutCalls.of(self._args, input.rollout_id)
+        custom = self._stock.state.generate_function is not self._single_turn.generate
+        calls.warn_if_never(_circumstances(self._args, [], self._common.Sample.Status, custom))
         stock_group = self._train.generate_and_rm_group
         with replaced((self._train, "generate_and_rm_group", self._group_function(stock_group, calls))):
             output = await self._stock(input)
@@ -124,6 +126,7 @@ def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: b
     require(miles.generate_and_rm_group, LEGACY_GROUP)
     require(miles.generate, LEGACY_SAMPLE, calls=("post", "encode_image_for_rollout_engine"))
     calls = RolloutCalls.of(args, rollout_id)
+    calls.warn_if_never(_circumstances(args, [], miles.Sample.Status, bool(args.custom_generate_function_path)))
     with replaced((miles, "generate_and_rm_group", _legacy_group_function(miles, miles.generate_and_rm_group, calls))):
         output = miles.generate_rollout(args, rollout_id, data_source, evaluation=False)
     output.metrics = {**(output.metrics or {}), **calls.metrics()}

@@ -25,6 +25,7 @@ class Options:
         parameter_lists: The engine is reached without a router that refuses lists of sampling parameters.
         seed_per_slot: The engine gives sample i of a request the seed `sampling_seed` + i.
         share: The share of groups that a probe asks for in both arms.
+        evaluation: Groups are evaluated this way too, by a host that evaluates groups.
     """
 
     arm: str = "native"
@@ -34,6 +35,7 @@ class Options:
     parameter_lists: bool = False
     seed_per_slot: bool = False
     share: float = _SHARE
+    evaluation: bool = False
 
     def assign(self, *, seed: int, rollout_id: int, group_index: int) -> Assignment:
         """The arms of one group."""
@@ -69,6 +71,7 @@ def read_options(args: Any, environment: Mapping[str, str]) -> Options:
         parameter_lists=_truth("parameter_lists", given["parameter_lists"]),
         seed_per_slot=_truth("seed_per_slot", given["seed_per_slot"]),
         share=_share(given["share"]),
+        evaluation=_truth("evaluation", given["evaluation"]),
     )
 
 

@@ -1,7 +1,8 @@
 """Relax: ``--rollout-function-path rollout_patch.hosts.relax.generate_rollout``.
 
 Delegates to Relax's own rollout, which fills its TransferQueue, and replaces only its generation of one group for the
-time of the call; evaluation stays as it is. Read with Relax of mid-2026 (`relax/engine/rollout/sglang_rollout.py`).
+time of the call; evaluation stays as it is unless asked. Read with Relax of mid-2026
+(`relax/engine/rollout/sglang_rollout.py`).
 
 Run as a module it prints the flags that a launcher adds, by the launcher's environment:
 
@@ -12,14 +13,12 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import logging
 import os
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
-from rollout_patch.eligibility import CONDITIONS, choose_arm
 from rollout_patch.hosts.calls import RolloutCalls, Turn
 from rollout_patch.hosts.stock import Stock, StockAdapter, replaced, require
 from rollout_patch.media import Encoder, digest
@@ -36,8 +35,6 @@ ENCODERS = {
     "video_data": "async_encode_video_tensor_for_rollout_engine",
     "audio_data": "async_encode_audio_for_rollout_engine",
 }
-
-_log = logging.getLogger("rollout_patch")
 
 
 def launcher_flags(environment: Mapping[str, str]) -> list[str]:
@@ -57,25 +54,26 @@ def launcher_flags(environment: Mapping[str, str]) -> list[str]:
 def generate_rollout(
     args: Any, rollout_id: int, data_buffer: Any, data_system_client: Any, evaluation: bool = False
 ) -> Any:
-    """The rollout function of Relax, with groups asked for as the options say.
+    """The rollout function of Relax, with groups asked for as the options say; evaluation only if they say so.
 
     Raises:
         UnsupportedHost: Relax's functions have other signatures than the known ones.
         ValueError: An option has no such value.
     """
     relax = importlib.import_module("relax.engine.rollout.sglang_rollout")
-    if evaluation:
+    calls = RolloutCalls.of(args, rollout_id, evaluation=evaluation)
+    at_once = getattr(args, "fully_async", False)  # with training, whose function would be replaced meanwhile
+    if evaluation and (at_once or not calls.options.evaluation):
         return relax.generate_rollout(args, rollout_id, data_buffer, data_system_client, evaluation=True)
     require(relax.generate_and_rm_group, GROUP)
     require(relax.generate, *SAMPLES, calls=("post", "_run_image_processor", "_encode_multimodal_inputs"))
     require(relax._log_rollout_data, LOG)
-    calls = RolloutCalls.of(args, rollout_id)
-    warn_if_never(args, calls.options.arm)
+    calls.warn_if_never(flag_conditions(args))
     with replaced(
         (relax, "generate_and_rm_group", _group_function(relax, relax.generate_and_rm_group, calls)),
         (relax, "_log_rollout_data", _log_function(relax._log_rollout_data, calls)),
     ):
-        output = relax.generate_rollout(args, rollout_id, data_buffer, data_system_client, evaluation=False)
+        output = relax.generate_rollout(args, rollout_id, data_buffer, data_system_client, evaluation=evaluation)
     output.metrics = {**(output.metrics or {}), **calls.metrics()}
     return output
 
@@ -88,16 +86,6 @@ def _log_function(stock_log: Callable[..., Any], calls: RolloutCalls) -> Callabl
         return stock_log(rollout_id, args, samples, extra, rollout_time)
 
     return log
-
-
-def warn_if_never(args: Any, arm: str) -> bool:
-    """Warns where the flags alone make every group go per sample, and says whether they do."""
-    way, reasons = choose_arm(arm, flag_conditions(args))
-    if way != "per-sample" or arm == "per-sample":
-        return False
-    sentences = "; ".join(f"{reason}: {CONDITIONS[reason].sentence}" for reason in reasons)
-    _log.warning("no group can go %s with these flags: %s", arm, sentences)
-    return True
 
 
 def _group_function(
@@ -115,7 +103,7 @@ def _group_function(
         args: Any, group: list[Any], sampling_params: dict[str, Any], evaluation: bool = False
     ) -> list[Any]:
         state = relax.GenerateState(args)
-        if state.aborted or evaluation:
+        if evaluation is not calls.evaluation or (state.aborted and not evaluation):
             return list(await stock_group(args, group, sampling_params, evaluation=evaluation))
 
         async def ask(samples: list[Any], turn: Turn) -> list[Any] | None:
@@ -139,21 +127,29 @@ async def _generate_and_score(
     turn: Turn,
 ) -> list[Any] | None:
     """Generates and scores a group as Relax does; `None` where Relax's own way is to be gone."""
-    conditions = [*flag_conditions(args), *sample_conditions(group, relax.Sample.Status)]
+    conditions = [
+        *flag_conditions(args),
+        *sample_conditions(group, relax.Sample.Status),
+        *(["evaluation"] if calls.evaluation else []),
+    ]
     left = calls.hosts_own(turn, conditions)
     processed = {} if left else await _process_media(relax, state, args, group)
     params = calls.params_by_slot(sampling_params, group, lambda slot: state.group_sampling_seeds[slot])
     spent: dict[str, float] = {}
+
+    def aborted() -> bool:
+        return bool(state.aborted) and not calls.evaluation
+
     report = await calls.generate(
         group,
-        StockAdapter(_stock(relax, args, processed, turn), group, params, _prime, relax.Sample.Status.ABORTED),
+        StockAdapter(_stock(relax, args, processed, calls, turn), group, params, _prime, relax.Sample.Status.ABORTED),
         turn=turn,
         post=_timed(relax.post, "generate", spent),
         encoder=_timed(_encoder(relax), "mm_encode", spent),
         attempts=ATTEMPTS,
         semaphore=state.semaphore,
         capacity=args.sglang_server_concurrency * args.rollout_num_gpus // args.rollout_num_gpus_per_engine,
-        aborted=lambda: bool(state.aborted),
+        aborted=aborted,
         circumstances=conditions,
     )
     if report is None:
@@ -163,7 +159,7 @@ async def _generate_and_score(
     for sample in group:
         timing = sample.metadata.get("_timing", {})
         timing.update({phase: spent[phase] for phase in spent if phase in timing})
-    if not state.aborted:
+    if not aborted():
         rewards = await relax.batched_async_rm(args, group)
         for sample, reward in zip(group, rewards, strict=True):
             sample.reward = reward
@@ -171,7 +167,7 @@ async def _generate_and_score(
     return group
 
 
-def _stock(relax: Any, args: Any, processed: Mapping[str, Any], turn: Turn) -> Stock:
+def _stock(relax: Any, args: Any, processed: Mapping[str, Any], calls: RolloutCalls, turn: Turn) -> Stock:
     """Relax's `generate`, with media that were processed already and that are encoded later.
 
     One request carries one routing key, the first sample's; requests a sample keep each its own.
@@ -180,6 +176,7 @@ def _stock(relax: Any, args: Any, processed: Mapping[str, Any], turn: Turn) -> S
         relax: The module.
         args: Relax's arguments.
         processed: What its processor made of each distinct prompt with media, by digest.
+        calls: The rollout, or evaluation.
         turn: The arm that is asked for.
     """
 
@@ -192,8 +189,9 @@ def _stock(relax: Any, args: Any, processed: Mapping[str, Any], turn: Turn) -> S
             field: list(multimodal_inputs[kind]) for kind, field in KINDS.items() if multimodal_inputs.get(kind)
         }, 0.0
 
+    evaluation = {"evaluation": True} if calls.evaluation else {}
     return Stock(
-        lambda sample, params: relax.generate(args, sample, params),
+        lambda sample, params: relax.generate(args, sample, params, **evaluation),
         relax,
         [(relax, "_run_image_processor", processor), (relax, "_encode_multimodal_inputs", unencoded)],
         shared_headers=turn.arm != "per-sample",
@@ -241,7 +239,8 @@ def _prime(sample: Any) -> None:
 
 
 def flag_conditions(args: Any) -> list[str]:
-    """The conditions that the flags decide; deterministic inference and LoRA are read off the requests."""
+    """The conditions that Relax's flags decide; merged LoRA weights are no adapter."""
+    lora = (getattr(args, "lora_rank", 0) or 0) > 0 and bool(getattr(args, "lora_adapter_mode", False))
     held = {
         "no_group_reward": not getattr(args, "group_rm", False),
         "partial_rollout": getattr(args, "partial_rollout", False),
@@ -251,6 +250,8 @@ def flag_conditions(args: Any) -> list[str]:
         "speculative_decoding": getattr(args, "sglang_speculative_algorithm", None) is not None,
         "custom_generate": getattr(args, "custom_generate_function_path", None) is not None,
         "weights_move": getattr(args, "fully_async", False),
+        "lora_adapter": lora,
+        "lora_lists_refused": lora,
     }
     return [name for name, holds in held.items() if holds]
 

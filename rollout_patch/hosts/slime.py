@@ -35,6 +35,7 @@ def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: b
     require(slime.generate_and_rm_group, GROUP)
     require(slime.generate, SAMPLE, calls=("post", "encode_image_for_rollout_engine", "trace_span"))
     calls = RolloutCalls.of(args, rollout_id)
+    calls.warn_if_never(_circumstances(args, [], slime.Sample.Status))
     with replaced((slime, "generate_and_rm_group", _group_function(slime, slime.generate_and_rm_group, calls))):
         output = slime.generate_rollout(args, rollout_id, data_source, evaluation=False)
     output.metrics = {**(output.metrics or {}), **calls.metrics()}

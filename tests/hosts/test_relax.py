@@ -20,7 +20,8 @@ from typing import Any
 import pytest
 
 from rollout_patch import UnsupportedHost
-from rollout_patch.hosts.relax import generate_rollout, launcher_flags, sample_conditions, warn_if_never
+from rollout_patch.hosts.calls import RolloutCalls
+from rollout_patch.hosts.relax import flag_conditions, generate_rollout, launcher_flags, sample_conditions
 
 N = 4
 MODULE = "relax.engine.rollout.sglang_rollout"
@@ -207,6 +208,11 @@ def arguments(**changes: Any) -> Namespace:
     return Namespace(**{**given, **changes})
 
 
+def warns(**changes: Any) -> bool:
+    args = arguments(**changes)
+    return RolloutCalls.of(args, 0).warn_if_never(flag_conditions(args))
+
+
 def make_groups(count: int = 2, **changes: Any) -> list[list[Sample]]:
     return [
         [Sample(group, group * N + slot, f"prompt {group}", **copy.deepcopy(changes)) for slot in range(N)]
@@ -273,7 +279,7 @@ def test_flags_that_rule_a_group_out_keep_the_stock_way(relax: StandIn, changes:
     assert relax.calls.count("stock group") == 1
     assert len(relax.posted) == N
     assert output.metrics[f"rollout_patch/fallback/{reason}"] == 1
-    assert warn_if_never(arguments(**changes), "native")
+    assert warns(**changes)
 
 
 def test_a_sample_with_its_own_generate_function_keeps_the_stock_way(relax: StandIn) -> None:
@@ -316,6 +322,26 @@ def test_the_launcher_adds_what_the_switch_needs_and_nothing_without_it() -> Non
     assert launcher_flags({**on, "SGLANG_ROUTER_POLICY": "cache_aware"})[-1] == "cache_aware"
 
 
-def test_no_warning_where_groups_can_go_native() -> None:
-    assert not warn_if_never(arguments(), "native")
-    assert not warn_if_never(arguments(use_opd=True), "per-sample")
+@pytest.mark.parametrize(
+    ("changes", "warned"),
+    [
+        ({}, False),
+        ({"use_opd": True}, True),
+        ({"use_opd": True, "rollout_patch_arm": "per-sample"}, False),
+        ({"lora_rank": 8}, False),
+        ({"lora_rank": 8, "lora_adapter_mode": True}, True),
+        ({"partial_rollout": True}, False),
+        ({"sglang_enable_deterministic_inference": True}, True),
+        ({"sglang_enable_deterministic_inference": True, "rollout_patch_parameter_lists": True}, False),
+        ({"sglang_enable_deterministic_inference": True, "rollout_patch_seed_per_slot": True}, False),
+    ],
+)
+def test_a_warning_where_flags_leave_no_group_anything_but_per_sample(changes: dict[str, Any], warned: bool) -> None:
+    assert warns(**changes) is warned
+
+
+def test_the_warning_names_the_reasons_and_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(3):
+        warns(use_opd=True, use_slime_router=True, sglang_speculative_algorithm="EAGLE3")
+    (line,) = [record.getMessage() for record in caplog.records if "no group can go native" in record.getMessage()]
+    assert all(reason in line for reason in ("middleware_router", "on_policy_distillation", "speculative_decoding"))

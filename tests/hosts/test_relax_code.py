@@ -372,6 +372,61 @@ def test_a_probe_fills_the_queue_with_one_arm_only(arguments: Any, rollout: Any,
     assert len(trained) == len(compared) == N * len(PROMPTS)
 
 
+@pytest.fixture
+def evaluate(relax: Any, arguments: Any, rollout: Any, tmp_path: Path) -> Callable[..., Any]:
+    """Evaluates two prompts, 3 samples each; returns Relax's results and the requests that they took."""
+    dataset = tmp_path / "evaluation.jsonl"
+    dataset.write_text("".join(json.dumps({"prompt": prompt, "label": "7"}) + "\n" for prompt in PROMPTS[:2]))
+    config = importlib.import_module("relax.utils.training.eval_config").EvalDatasetConfig
+    given = {
+        "eval_datasets": [
+            config(
+                name="sums",
+                path=str(dataset),
+                n_samples_per_eval_prompt=3,
+                temperature=1.0,
+                top_p=1.0,
+                top_k=-1,
+                max_response_len=8,
+                input_key="prompt",
+                label_key="label",
+            )
+        ],
+        "eval_max_prompt_len": None,
+        "eval_reward_key": None,
+        "apply_chat_template": False,
+        "apply_chat_template_kwargs": None,
+        "system_prompt": None,
+    }
+
+    def go(function: Callable[..., Any], **changes: Any) -> tuple[Any, list[Any]]:
+        def evaluating(args: Any, number: int, source: Any, queue: Any, evaluation: bool) -> Any:
+            return function(args, number, source, queue, evaluation=True)
+
+        output, _, requests = rollout(evaluating, arguments(**given, **changes))
+        return output, requests
+
+    return go
+
+
+def test_evaluation_is_stocks_unless_asked_and_then_goes_batched(relax: Any, evaluate: Any, tmp_path: Path) -> None:
+    stock, stock_requests = evaluate(relax.generate_rollout)
+    unasked, requests = evaluate(generate_rollout)
+    assert in_any_order(requests) == in_any_order(stock_requests)
+    assert unasked.metrics is stock.metrics is None
+    asked, batched = evaluate(
+        generate_rollout, rollout_patch_evaluation=True, rollout_patch_record=str(tmp_path / "record")
+    )
+    assert len(stock_requests) == 6
+    assert [len(body["input_ids"]) for body in batched] == [3, 3]
+    assert asked.metrics["eval/rollout_patch/fallback/evaluation"] == 2
+    assert asked.metrics["eval/rollout_patch/batched_groups"] == 2
+    assert not (tmp_path / "record").exists()
+    results = asked.data["sums"]
+    assert [sample.index for sample in results["samples"]] == list(range(6))
+    assert all(reward is not None for reward in results["rewards"])
+
+
 def test_another_signature_is_refused_with_what_was_found(
     relax: Any, arguments: Any, rollout: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -388,3 +443,31 @@ def test_relaxs_functions_are_its_own_again_afterwards(relax: Any, arguments: An
     own = [getattr(relax, name) for name in names]
     rollout(generate_rollout, arguments())
     assert own == [getattr(relax, name) for name in names]
+
+
+@pytest.mark.timeout(600)
+def test_through_an_engine_stock_and_patch_make_equal_samples(
+    relax: Any, arguments: Any, rollout: Any, server: Any, data_source: Any, policy: Path, engine: Any
+) -> None:
+    from parity.training.tasks import get_task
+
+    kind, server.upstream = engine
+    seeded = kind == "embedded"
+    prompts = get_task("arithmetic").prompts(seed=0, step=0, count=3)
+    changes = {"hf_checkpoint": str(policy), **(SEEDED if seeded else {})}
+    sources = [data_source(relax.Sample, prompts, N) for _ in range(2)]
+    stock, stock_queue, stock_requests = rollout(relax.generate_rollout, arguments(**changes), sources[0])
+    args = arguments(**changes, rollout_patch_seed_per_slot=seeded)
+    patched, queue, requests = rollout(generate_rollout, args, sources[1])
+    assert (len(stock_requests), len(requests)) == (3 * N, 3)
+    if seeded:
+        assert queue.columns == stock_queue.columns
+    drawn = {"tokens", "rollout_tokens", "response", "response_length", "rollout_log_probs", "status", "reward"}
+    left_out = {"prefix_cache_info", "metadata", "loss_mask"} | (set() if seeded else drawn)
+    pairs = zip(*(sorted(rows(output), key=lambda row: row["index"]) for output in (patched, stock)), strict=True)
+    for one, other in pairs:
+        assert {name: one[name] for name in one if name not in left_out} == {
+            name: other[name] for name in other if name not in left_out
+        }
+        assert len(one["rollout_log_probs"]) == one["response_length"] > 0
+    assert len({tuple(tokens) for tokens in queue.columns["tokens"]}) > 3
