@@ -413,5 +413,10 @@ def late_median_log(aligned: AlignedRuns) -> Floats:
     return np.asarray(np.median(np.log(np.where(late > 0, late, np.nan)), axis=1))
 
 
+def late_median(aligned: AlignedRuns) -> Floats:
+    """The median over the later half of the aligned steps, one number a run, (R,), in the metric's unit."""
+    return np.asarray(np.median(_late(aligned), axis=1))
+
+
 def _late(aligned: AlignedRuns) -> Floats:
     return aligned.values[:, len(aligned.steps) // 2 :]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from parity.statistics.bands import Band, curve_band
 from parity.statistics.collapse import Collapse, RateComparison, collapse_rates, detect_collapse
 from parity.statistics.cost import RatioResult, paired_log_ratio
-from parity.statistics.findings import collapse_finding, cost_findings, training_findings
+from parity.statistics.findings import collapse_finding, cost_findings
 from parity.statistics.groups import (
     PairedResult,
     groups_needed,
@@ -48,6 +48,7 @@ from parity.statistics.sequential import (
     bernoulli_e_value,
     sequential_verdict,
 )
+from parity.statistics.training import secondary_findings, training_findings
 from parity.statistics.values import GroupValues, Result, RunValues
 
 __all__ = [
@@ -93,6 +94,7 @@ __all__ = [
     "product_kernel",
     "runs_needed",
     "sampling_findings",
+    "secondary_findings",
     "sequential_verdict",
     "shape_tests",
     "simulate_power",

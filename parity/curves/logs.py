@@ -85,7 +85,7 @@ def read_log(path: Path) -> list[Recording]:
     skipped = list(sentences(state.left_out))
     if state.unclosed:
         skipped.append(f"{state.unclosed} dictionaries of metrics that never close: cut off")
-    incidents = {"requests retried": state.retries} if state.retries else {}
+    incidents = {"retry": state.retries} if state.retries else {}
     names = "verl" if state.format == "verl" else ""
     form = "log of verl" if state.format == "verl" else "log of slime, Miles or Relax"
     return [Recording("", form, points, names, tuple(skipped), state.ending, incidents)]

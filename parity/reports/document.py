@@ -343,7 +343,7 @@ def cause_order(finding: Finding) -> tuple[float, int]:
     return math.inf if step is None else step, rank
 
 
-_COMPARED_FIRST = ("paired", "probe", "switchback", "twin", "replay")
+_COMPARED_FIRST = ("paired", "recorded", "probe", "switchback", "twin", "replay")
 """Which design's runs the first table shows, where there are several."""
 
 

@@ -49,11 +49,16 @@ def headline(report: Report) -> str:
         return f"DIFFERENT: {report.experiment} differs from {report.baseline}, {found}"
     if report.verdict.verdict is Verdict.PARITY:
         lower = [rung for rung in deciding if rung.level is not Level.TRAINING and rung.status is Status.PASS]
+        if not lower:
+            named = next(_rung(rung) for rung in deciding if rung.level is Level.TRAINING)
+            alone = "curves alone are the weakest evidence, which `parity check`, `parity sample` and a replay add to"
+            return f"PARITY of the curves: {report.experiment} trains as {report.baseline} by {named}); {alone}."
         rests_on = " and ".join(f"{_rung(rung)}, none fails)" for rung in lower)
         training = status(next(rung.status for rung in deciding if rung.level is Level.TRAINING))
         parity = f"PARITY: {report.experiment} equals {report.baseline} by {rests_on}"
         return f"{parity}; L3 training, which can only falsify that: {training}."
-    undecided = "; ".join(f"{_rung(rung)}): {status(rung.status)}" for rung in deciding)
+    part_of_it = [rung for rung in deciding if rung.total] or deciding
+    undecided = "; ".join(f"{_rung(rung)}): {status(rung.status)}" for rung in part_of_it)
     return f"{report.verdict.verdict.value}: {report.experiment} against {report.baseline}: {undecided}."
 
 

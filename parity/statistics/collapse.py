@@ -63,6 +63,8 @@ class RateComparison:
         ci95: Its 95 % interval (Newcombe 1998).
         p: Two-sided p of Barnard's exact test.
         p_harm: One-sided p of Boschloo's exact test that the experiment collapses more often.
+        probability: The posterior probability that the experiment's rate is the higher one, under Jeffreys' prior
+            Beta(1/2, 1/2) for both; with few runs the prior makes most of it.
         sentence: What may be said.
     """
 
@@ -72,6 +74,7 @@ class RateComparison:
     ci95: Interval
     p: float
     p_harm: float
+    probability: float
     sentence: str
     unit: str = "run"
     method: str = "Barnard's and Boschloo's exact tests, Newcombe's interval"
@@ -101,5 +104,12 @@ def collapse_rates(experiment: tuple[int, int], baseline: tuple[int, int]) -> Ra
         ci95=(float(low), float(high)),
         p=p,
         p_harm=p_harm,
+        probability=_probability_higher(experiment, baseline),
         sentence=f"{counts}; {told} (95 % interval {low:+.2f} to {high:+.2f}, Barnard p = {p:.2g})",
     )
+
+
+def _probability_higher(experiment: tuple[int, int], baseline: tuple[int, int]) -> float:
+    first, second = (stats.beta(k + 0.5, n - k + 0.5) for k, n in (experiment, baseline))
+    levels = (np.arange(4000) + 0.5) / 4000
+    return float(np.mean(second.cdf(first.ppf(levels))))

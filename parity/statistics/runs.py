@@ -166,6 +166,17 @@ def two_sample(baseline: Floats, experiment: Floats, equal_variances: bool) -> t
     return estimate, np.sqrt(part0 + part1), freedom
 
 
+def difference_test(baseline: Floats, experiment: Floats) -> tuple[float, float | None]:
+    """The difference of means and the two-sided p of `compare_runs`; no p with one run an arm or without any spread."""
+    n0, n1 = len(baseline), len(experiment)
+    if n0 == n1 == 1:
+        return float(experiment[0] - baseline[0]), None
+    estimate, error, freedom = map(float, two_sample(baseline, experiment, n0 == n1 or min(n0, n1) == 1))
+    if np.ptp(baseline) == 0 and np.ptp(experiment) == 0:
+        return estimate, None
+    return estimate, float(2 * stats.t.sf(abs(estimate) / error, freedom))
+
+
 def _interval(estimate: float, error: float, freedom: float, confidence: float) -> Interval:
     half = float(stats.t.ppf((1 + confidence) / 2, freedom)) * error
     return estimate - half, estimate + half

@@ -145,7 +145,7 @@ def test_how_a_run_ended_is_what_follows_its_last_metrics(tmp_path: Path, tail: 
 def test_retried_requests_are_counted(tmp_path: Path) -> None:
     retry = "Error: 502, retrying... (attempt 3/60, url=http://10.0.0.1/generate, response=Bad Gateway)"
     run = read(tmp_path, "step 0: {'train/loss': 1.0}", retry, retry, "step 1: {'train/loss': 1.0}")
-    assert run.incidents == {"requests retried": 2}
+    assert run.incidents == {"retry": 2}
     assert run.ending is None
 
 

@@ -81,12 +81,13 @@ def test_a_margin_out_of_reach_and_runs_without_spread_say_so() -> None:
     assert "without spread" in apart.message
 
 
-def test_a_metric_that_a_run_lacks_is_not_compared() -> None:
+def test_a_metric_that_some_runs_lack_is_open_and_one_that_all_lack_is_not_compared() -> None:
     baseline, experiment = arm_of_runs("base", 3, 0), arm_of_runs("native", 3, 1)
     del experiment[1]["train/grad_norm"]
-    found = by_metric(training_findings(baseline, experiment, MARGINS))
-    assert found["train/grad_norm"].status is Status.NOT_COMPARED
+    found = by_metric(training_findings(baseline, experiment, {**MARGINS, "eval/none": 1.0}))
+    assert found["train/grad_norm"].status is Status.INCONCLUSIVE
     assert "1 runs of the experiment" in found["train/grad_norm"].message
+    assert found["eval/none"].status is Status.NOT_COMPARED
 
 
 def test_a_nan_is_inconclusive_and_named() -> None:

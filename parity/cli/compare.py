@@ -1,0 +1,142 @@
+"""`parity compare`."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Iterable
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from parity.cli.shared import EXIT_CODES, EXIT_HELP, counting
+from parity.errors import UsageError
+
+COMPARE_EXAMPLES = """\b
+Examples:
+  parity compare --baseline logs/stock-*.log --experiment logs/native-*.log
+  parity compare --baseline tb/base1 tb/base2 --experiment tb/native1 tb/native2 --margin rollout/raw_reward=0.03
+  parity compare --baseline stock.log --experiment native.log --history old/*.log --ended native.log=oom
+  parity compare --baseline wandb:me/grpo/a1b2 --experiment offline-session.zip --names names.toml
+  parity compare --baseline parity-out/mine --experiment parity-out/mine --json
+"""
+SEVERAL = ("--baseline", "--experiment", "--history")
+
+
+class SeveralValues(click.Command):
+    """A command whose options of `SEVERAL` take all values that follow, as a shell's pattern gives them."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Repeats such an option before each of its values."""
+        return super().parse_args(ctx, list(_repeated(args)))
+
+
+def _repeated(args: Iterable[str]) -> Iterable[str]:
+    option = ""
+    for argument in args:
+        if argument.startswith("-") and argument != "-":
+            option = argument if argument in SEVERAL else ""
+            if not option:
+                yield argument
+        elif option:
+            yield from (option, argument)
+        else:
+            yield argument
+
+
+@click.command(cls=SeveralValues, epilog=COMPARE_EXAMPLES + "\n" + EXIT_HELP)
+@click.option("--baseline", multiple=True, required=True, metavar="SRC…", help="Runs of the baseline.")
+@click.option("--experiment", multiple=True, required=True, metavar="SRC…", help="Runs of the experiment.")
+@click.option(
+    "--history", multiple=True, metavar="SRC…", help="Earlier runs of the baseline: their spread gives the margins."
+)
+@click.option(
+    "--margin",
+    "margins",
+    multiple=True,
+    metavar="METRIC=VALUE",
+    help="The largest difference that does not matter, in the metric's unit (gradient norm: of its log).",
+)
+@click.option("--ended", multiple=True, metavar="RUN=HOW", help="How a run ended: completed, oom, 502, killed, …")
+@click.option(
+    "--names",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="JSON or TOML: a table from your metrics' names to slime's.",
+)
+@click.option("--min-steps", type=click.IntRange(4), default=30, show_default=True, help="Fewest common steps.")
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Default: parity-out/<time>.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on standard output.")
+@click.option("--quiet", is_flag=True, help="Print only the verdict.")
+def compare(
+    baseline: tuple[str, ...],
+    experiment: tuple[str, ...],
+    history: tuple[str, ...],
+    margins: tuple[str, ...],
+    ended: tuple[str, ...],
+    names: Path | None,
+    min_steps: int,
+    out: Path | None,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Compares training runs that any trainer made: do the curves of two arms agree, and is one faster?
+
+    SRC is a run, or several: a directory of this command, TensorBoard, W&B or ClearML, a log of slime, Miles, Relax or
+    verl, verl's file logger, Miles' events, trainer_state.json, CSV, JSON lines, wandb:ENTITY/PROJECT/ID or clearml:ID.
+    It is recognised by its content. Each run gives one number a metric; steps are never samples. One run an arm decides
+    nothing, whatever its length, unless --history shows how much runs differ.
+    """
+    from parity.comparison import Question, margins_of
+    from parity.comparison import compare as compare_runs
+    from parity.curves import Names, load_names, read_runs
+    from parity.provenance import versions
+    from parity.reports.comparison import print_comparison
+    from parity.reports.write import write_report
+
+    stated = {metric: _positive(metric, value) for metric, value in _pairs("--margin", margins)}
+    question = Question(margins_of(stated, bool(history)), min_steps, dict(_pairs("--ended", ended)))
+    known = load_names(names) if names else Names()
+    sides = (("baseline", baseline), ("experiment", experiment), ("history", history))
+    runs: dict[str, list[Any]] = {side: [] for side, _ in sides}
+    total = sum(len(sources) for _, sources in sides)
+    with counting(quiet) as watcher:
+        for side, sources in sides:
+            for source in sources:
+                runs[side] += read_runs(source, known, "experiment" if side == "experiment" else "baseline")
+                watcher(sum(map(len, runs.values())), total, source)
+    facts = {"commands": [shlex.join(["parity", *sys.argv[1:]])], "versions": versions()}
+    report = compare_runs(runs["baseline"], runs["experiment"], runs["history"], question, facts)
+    directory = (out or Path("parity-out") / datetime.now(timezone.utc).strftime("%Y%m%d-%H%M%S")) / "report"
+    files = write_report(report, directory)
+    console = Console(stderr=as_json, highlight=False)
+    if as_json:
+        sys.stdout.buffer.write((directory / "report.json").read_bytes())
+    elif quiet:
+        console.print(report.verdict.verdict.value)
+    else:
+        print_comparison(report, console)
+        console.print(f"report: {files[-1]}", style="dim")
+    sys.exit(EXIT_CODES[report.verdict.verdict])
+
+
+def _pairs(option: str, texts: Iterable[str]) -> list[tuple[str, str]]:
+    pairs = []
+    for text in texts:
+        name, equals, value = text.rpartition("=")
+        if not (name and equals and value):
+            raise UsageError(f"{option} {text}: expected NAME=VALUE")
+        pairs.append((name, value))
+    return pairs
+
+
+def _positive(metric: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError as error:
+        raise UsageError(f"--margin {metric}={text}: not a number") from error
+    if not 0 < value < float("inf"):
+        raise UsageError(f"--margin {metric}={text}: a margin is positive and finite")
+    return value
