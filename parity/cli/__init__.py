@@ -8,6 +8,7 @@ import traceback
 import click
 
 from parity.cli.check import check
+from parity.cli.compare import compare
 from parity.cli.run import report, run
 from parity.cli.selftest import selftest
 from parity.cli.serve import serve
@@ -21,7 +22,7 @@ def cli() -> None:
     """Proves that a change to how an RL trainer requests its rollouts leaves training the same, or shows where not."""
 
 
-for command in (run, report, check, serve, selftest):
+for command in (run, compare, report, check, serve, selftest):
     cli.add_command(command)
 
 
