@@ -16,9 +16,10 @@ from parity.contract_checks import (
     check_recording,
     check_requests,
 )
+from parity.contracts.outcomes import quantity
 from parity.errors import InputError
 from parity.exchanges import Exchange
-from parity.experiment import MIXED_DESIGNS, ExperimentConfig, Pair, plan_pairs, weight_version
+from parity.experiment import DESIGNS, MIXED_DESIGNS, ExperimentConfig, Pair, plan_pairs, weight_version
 from parity.findings import Finding, Level, Severity, Status, Where
 from parity.metrics import RunCurves, curves_of_run, rollout_metrics
 from parity.replay import compare_twins
@@ -53,9 +54,12 @@ def assess(directory: Path) -> Report:
 
     Raises:
         InputError: The directory holds no experiment, a file of it cannot be read, or no step is there to check.
+        UsageError: What was asked for is nothing that can be run.
     """
     experiment = read_experiment(directory)
-    config = ExperimentConfig.from_json(experiment["config"])
+    config = ExperimentConfig.from_json(experiment.get("config"))
+    config.validate()
+    _check_facts(experiment, directory)
     planned = plan_pairs(config, experiment.get("designs", ()))
     started = list(_started_pairs(directory, planned))
     if not started:
@@ -70,6 +74,32 @@ def assess(directory: Path) -> Report:
         *_cost_findings(pairs),
     ]
     return build_report(experiment, [record for pair in started for record in _records(pair)], findings)
+
+
+def _check_facts(experiment: Mapping[str, Any], directory: Path) -> None:
+    """Holds what is known of the experiment beside its configuration to its types."""
+    for name, kind in _FACTS.items():
+        if not isinstance(experiment.get(name, kind()), kind):
+            raise InputError(f"{directory}: experiment.json: {name} is {experiment[name]!r}, not a {kind.__name__}")
+    if not set(map(str, experiment.get("designs", ()))) <= set(DESIGNS):
+        raise InputError(f"{directory}: experiment.json: designs {experiment['designs']} are not of {DESIGNS}")
+    policy = experiment.get("policy", {})
+    stops = policy.get("stop_token_ids")
+    numbers = [*(stops if isinstance(stops, list) else [None]), policy.get("vocab_size"), policy.get("context_length")]
+    if not all(type(number) is int for number in numbers):
+        raise InputError(f"{directory}: experiment.json: policy is {policy!r}, which lacks what the checks need")
+
+
+_FACTS = {
+    "designs": list,
+    "policy": dict,
+    "commands": list,
+    "versions": dict,
+    "seeds": list,
+    "steps": int,
+    "margins": dict,
+}
+"""Types of what ``experiment.json`` holds beside the configuration."""
 
 
 def _started_pairs(directory: Path, pairs: Sequence[Pair]) -> Iterator[_StartedPair]:
@@ -123,7 +153,12 @@ def _rules(config: ExperimentConfig, policy: Mapping[str, Any], task: Task, stor
     steps = range(store.written_steps())
 
     def reward(sample: Sample) -> float:
-        return task.reward(sample.extra["prompt"], sample.text or "")
+        prompt = str(sample.extra.get("prompt"))
+        try:
+            return task.reward(prompt, sample.text or "")
+        except ValueError as error:
+            place = f"step {sample.rollout_id}, group {sample.group_index}, slot {sample.index}"
+            raise InputError(f"{store.path}: {place}: {prompt!r} is no prompt of task {task.name}") from error
 
     return Rules(
         group_size=training.group_size,
@@ -228,11 +263,13 @@ def _sum(check: str, alike: Sequence[Finding]) -> list[Finding]:
         for name in ("checked", "failed", "not_compared")
     }
     runs = len({finding.where.run for finding in alike})
+    unit, in_runs = str(alike[0].evidence.get("unit", "samples")), f"in {quantity(runs, 'runs')}"
     if alike[0].status is Status.PASS:
-        message = f"{counts['checked']} checked in {runs} runs: {_RULE_OF_CHECK[check]}"
+        message = f"{quantity(counts['checked'], unit)} {in_runs}: {_RULE_OF_CHECK[check]}"
     else:
-        message = f"in {runs} runs: {alike[0].message}"
-    return [replace(alike[0], where=Where(), message=message, evidence={**counts, "runs": runs})]
+        of_all = f"{counts['not_compared']:,} of {quantity(counts['checked'] + counts['not_compared'], unit)}"
+        message = f"{of_all} {in_runs} not compared: {alike[0].message.partition(': ')[2]}"
+    return [replace(alike[0], where=Where(), message=message, evidence={**counts, "unit": unit, "runs": runs})]
 
 
 def _trajectory_findings(pairs: Sequence[_StartedPair], config: ExperimentConfig) -> list[Finding]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from parity.errors import UsageError
+from parity.errors import InputError, UsageError
 from parity.training.config import TrainingConfig
 from parity.training.tasks import get_task
 from rollout_patch import ARMS
@@ -104,13 +104,40 @@ class ExperimentConfig:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, row: Mapping[str, Any]) -> ExperimentConfig:
-        """The configuration that `to_json` wrote."""
-        parts = dict(row)
-        parts["training"] = TrainingConfig(**parts["training"])
-        parts["designs"] = tuple(parts["designs"])
-        parts["plants"] = tuple(parts["plants"])
+    def from_json(cls, row: object) -> ExperimentConfig:
+        """The configuration that `to_json` wrote.
+
+        Raises:
+            InputError: It is no such configuration.
+            UsageError: A setting of the trainer is out of its range.
+        """
+        standard = cls("", "")
+        parts = _settings(row, standard, "config")
+        parts["training"] = TrainingConfig(**_settings(parts["training"], TrainingConfig(), "config.training"))
+        for name in ("designs", "plants"):
+            parts[name] = tuple(map(str, parts[name]))
+        margins = parts["margins"]
+        if not all(isinstance(margin, (int, float)) and margin > 0 for margin in margins.values()):
+            raise InputError(f"experiment.json: config.margins: {margins}, where each is to be a positive number")
         return cls(**parts)
+
+
+def _settings(row: object, standard: object, place: str) -> dict[str, Any]:
+    """Settings by name, each of the type of the standard one, which stands for what is not there."""
+    if not isinstance(row, dict):
+        raise InputError(f"experiment.json: {place} is {type(row).__name__}, not an object")
+    usual = asdict(standard)  # type: ignore[call-overload]
+    if unknown := sorted(row.keys() - usual.keys()):
+        raise InputError(f"experiment.json: {place} has unknown settings: {', '.join(unknown)}")
+    for name, value in row.items():
+        kinds = _KINDS.get(type(usual[name]), (type(usual[name]),))
+        if type(value) not in kinds:
+            raise InputError(f"experiment.json: {place}.{name} is {value!r}, not {kinds[0].__name__}")
+    return {**usual, **row}
+
+
+_KINDS: dict[type, tuple[type, ...]] = {float: (float, int), tuple: (list, tuple)}
+"""What JSON holds for a setting, where that may be of another type than the standard one."""
 
 
 @dataclass(frozen=True, slots=True)

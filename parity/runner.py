@@ -171,7 +171,7 @@ def _describe_policy() -> dict[str, Any]:
 
 
 def _check_resumed(config: ExperimentConfig, experiment: Mapping[str, Any]) -> None:
-    asked = ExperimentConfig.from_json(experiment["config"])
+    asked = ExperimentConfig.from_json(experiment.get("config"))
     differ = [
         f"{name}: {getattr(asked, name)} there, {getattr(config, name)} now"
         for name in ExperimentConfig.__slots__

@@ -90,7 +90,20 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
             rows.append(json.loads(line))
         except ValueError as error:
             raise InputError(f"{path}:{number}: not JSON: {error}") from error
+        if not isinstance(rows[-1], dict):
+            raise InputError(f"{path}:{number}: a JSON object is expected, not {type(rows[-1]).__name__}")
     return rows
+
+
+_Kinds = Mapping[str, type | tuple[type, ...]]
+_EVENT: _Kinds = {"event": str, "time": (int, float), "step": int, "count": int, "message": str}
+_OUTCOME: _Kinds = {"status": str, "message": str, "peak_memory_bytes": int, "counts": dict}
+
+
+def _hold_to_types(row: Mapping[str, Any], kinds: _Kinds, place: str) -> None:
+    for name, kind in kinds.items():
+        if name in row and (not isinstance(row[name], kind) or isinstance(row[name], bool)):
+            raise InputError(f"{place}: field {name!r} is {str(row[name])[:60]!r}, not of its type")
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +142,16 @@ class RunStore:
         _append(self.path / "metrics.jsonl", _dump_line(row))
 
     def events(self) -> list[dict[str, Any]]:
-        """All events, in the order they happened."""
-        return _read_lines(self.path / "events.jsonl")
+        """All events, in the order they happened.
+
+        Raises:
+            InputError: An event is not of the form of events.
+        """
+        path = self.path / "events.jsonl"
+        rows = _read_lines(path)
+        for number, row in enumerate(rows, start=1):
+            _hold_to_types(row, _EVENT, f"{path}:{number}")
+        return rows
 
     def metrics(self) -> list[dict[str, Any]]:
         """The metrics of the finished steps, in order.
@@ -213,9 +234,16 @@ class RunStore:
         _write_json(self.path / "run.json", outcome)
 
     def outcome(self) -> dict[str, Any]:
-        """How the run ended; `{}` while that is unknown."""
+        """How the run ended; `{}` while that is unknown.
+
+        Raises:
+            InputError: The file cannot be read, or is not of the form of outcomes.
+        """
         path = self.path / "run.json"
-        return read_json(path) if path.exists() else {}
+        outcome = read_json(path) if path.exists() else {}
+        _hold_to_types(outcome, _OUTCOME, str(path))
+        _hold_to_types(outcome.get("counts", {}), dict.fromkeys(outcome.get("counts", {}), int), f"{path}: counts")
+        return outcome
 
 
 def _step_of(path: Path) -> int:

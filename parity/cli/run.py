@@ -138,7 +138,7 @@ def _run_config(context: click.Context, asked: dict[str, Any], resumed: Path | N
     if resumed is None:
         config = ExperimentConfig(**{"baseline": asked["baseline"], "experiment": asked["experiment"], **given})
     else:
-        config = replace(ExperimentConfig.from_json(read_experiment(resumed)["config"]), **given)
+        config = replace(ExperimentConfig.from_json(read_experiment(resumed).get("config")), **given)
     return replace(config, training=replace(config.training, **changes))
 
 

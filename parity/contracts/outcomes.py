@@ -63,6 +63,7 @@ def findings_of(check: Check, outcome: Outcome, unit: str, level: Level = Level.
         "checked": outcome.checked,
         "failed": outcome.failed,
         "not_compared": outcome.skipped,
+        "unit": unit,
         **outcome.evidence,
     }
     findings = [
@@ -70,7 +71,7 @@ def findings_of(check: Check, outcome: Outcome, unit: str, level: Level = Level.
             check.name,
             level,
             Status.FAIL,
-            f"{case.message} ({outcome.failed} of {outcome.checked} {unit} fail)",
+            f"{case.message} ({outcome.failed:,} of {quantity(outcome.checked, unit)} fail)",
             case.where,
             case.expected,
             case.observed,
@@ -80,15 +81,21 @@ def findings_of(check: Check, outcome: Outcome, unit: str, level: Level = Level.
         for case in outcome.cases
     ]
     if outcome.checked and not outcome.failed:
-        message = f"{outcome.checked} {unit}: {check.rule}"
+        message = f"{quantity(outcome.checked, unit)}: {check.rule}"
         findings.append(Finding(check.name, level, Status.PASS, message, severity=check.severity, evidence=evidence))
     if outcome.skipped or not outcome.checked:
         why = outcome.missing if outcome.skipped else f"there are no {unit} that the rule concerns"
-        message = f"{outcome.skipped} of {outcome.checked + outcome.skipped} {unit} not compared: {why}"
+        of_all = quantity(outcome.checked + outcome.skipped, unit)
+        message = f"{outcome.skipped:,} of {of_all} not compared: {why}"
         findings.append(
             Finding(check.name, level, Status.NOT_COMPARED, message, severity=check.severity, evidence=evidence)
         )
     return findings
+
+
+def quantity(number: int, unit: str) -> str:
+    """A number of units, which are named in the plural: ``1,024 samples``, ``1 sample``."""
+    return f"{number:,} {unit if number != 1 else unit.removesuffix('s')}"
 
 
 class Skip(Enum):

@@ -35,7 +35,7 @@ def read_experiment_runs(directory: Path, side: str) -> list[Recording]:
         UsageError: It has no freely sampled run of this arm.
     """
     experiment = read_experiment(directory)
-    config = ExperimentConfig.from_json(experiment["config"])
+    config = ExperimentConfig.from_json(experiment.get("config"))
     pairs = plan_pairs(config, experiment.get("designs", ()))
     names = [pair.names[side == "experiment"] for pair in pairs if pair.design == "paired"]
     found = [_recording(run_store(directory, name), name) for name in names if _has_metrics(directory, name)]

@@ -72,7 +72,7 @@ def test_a_metric_that_is_no_number_fails(value: Any, rollouts: dict[int, Rollou
 def test_steps_without_samples_and_metrics_that_samples_lack_are_not_compared(rollouts: dict[int, Rollout]) -> None:
     (finding,) = check_metrics(rollouts, [{"step": 9, "rollout/raw_reward": 0.5}, {"step": 0, "train/loss": 7.0}])
     assert finding.status is Status.NOT_COMPARED
-    assert finding.evidence == {"checked": 0, "failed": 0, "not_compared": 1}
+    assert finding.evidence == {"checked": 0, "failed": 0, "not_compared": 1, "unit": "metrics"}
 
 
 def test_sound_curves_pass_every_rule() -> None:
