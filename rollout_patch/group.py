@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
@@ -174,7 +173,8 @@ async def _by_eligible_arm(
             if arm == "per-sample" or failure.status not in _CANNOT:
                 raise
             names = (*names, f"refused_{arm}")
-            _log.warning("the engine refused a group of %d sent %s: %s", len(requests), arm, failure)
+            line = f"the engine refused a group of {len(requests)} sent {arm}: {failure}; said once"
+            _log_once(logging.WARNING, line, key=(arm, failure.status))
         else:
             return arm, reasons, _read_answers(plan, answers, requests)
 
@@ -300,6 +300,11 @@ def log_never(asked: str, reasons: Iterable[str]) -> None:
     _log_once(logging.WARNING, f"no group can go {asked} with these flags: {sentences}")
 
 
-@functools.cache
-def _log_once(level: int, line: str) -> None:
-    _log.log(level, line)
+_said: set[Any] = set()
+
+
+def _log_once(level: int, line: str, key: Any = None) -> None:
+    """Logs a line, once a process for each key; without a key, for each line."""
+    if (key or line) not in _said:
+        _said.add(key or line)
+        _log.log(level, line)

@@ -13,6 +13,7 @@ import inspect
 from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from types import CodeType
 from typing import Any
 
@@ -218,11 +219,20 @@ def require(function: Callable[..., Any], *known: tuple[str, ...], calls: Collec
         UnsupportedHost: The message names the function, and what was found.
     """
     found = tuple(inspect.signature(function).parameters)
-    name = f"{function.__module__}.{function.__qualname__}"
+    name = f"{function.__module__}.{function.__qualname__} ({_version_of(function.__module__)})"
     if found not in known:
         raise UnsupportedHost(f"{name} takes {found}; the known versions take {known}")
     if missing := set(calls) - _names_in(inspect.unwrap(function).__code__):
         raise UnsupportedHost(f"{name} no longer calls {sorted(missing)}")
+
+
+def _version_of(module: str) -> str:
+    """The installed version of the package that a module is part of."""
+    package = module.partition(".")[0]
+    try:
+        return f"{package} {version(package)}"
+    except PackageNotFoundError:
+        return f"{package} without an installed version"
 
 
 def _names_in(code: CodeType) -> set[str]:

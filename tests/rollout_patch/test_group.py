@@ -359,7 +359,7 @@ async def test_routing_headers_travel_with_the_request(engine: Any, adapter: Any
 async def test_a_fallback_is_logged_once_a_reason(
     engine: Any, adapter: Any, make_group: MakeGroup, caplog: pytest.LogCaptureFixture
 ) -> None:
-    group._log_once.cache_clear()  # whatever was said by tests before
+    group._said.clear()  # whatever was said by tests before
     with caplog.at_level(logging.WARNING, logger="rollout_patch"):
         for more in ([], ["custom_generate"], []):
             held = ["speculative_decoding", *more]
@@ -367,6 +367,19 @@ async def test_a_fallback_is_logged_once_a_reason(
     lines = [record.getMessage() for record in caplog.records if "speculative_decoding" in record.getMessage()]
     assert len(lines) == 1
     assert "was not seen with more than one sample" in lines[0]
+
+
+async def test_a_refusal_is_logged_once_an_arm_and_status_with_the_engines_words(
+    engine: Any, adapter: Any, make_group: MakeGroup, caplog: pytest.LogCaptureFixture
+) -> None:
+    group._said.clear()
+    for number in range(3):
+        engine.script = [RequestFailed(400, f"no n, says request {number}")]
+        await generate_group("native", make_group(2), adapter=adapter, post=engine.post)
+    lines = [record.getMessage() for record in caplog.records if "refused" in record.getMessage()]
+    assert [line for line in lines if "sent native" in line] == [
+        "the engine refused a group of 2 sent native: HTTP 400: no n, says request 0; said once"
+    ]
 
 
 async def test_what_cannot_be_asked_is_the_callers_error(engine: Any, adapter: Any, make_group: MakeGroup) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import types
 from typing import Any
 
+import hypothesis
 import pytest
 
 from rollout_patch import Output, UnsupportedHost
@@ -119,3 +120,11 @@ def test_only_known_signatures_and_calls_pass() -> None:
         require(host.generate, ("args",))
     with pytest.raises(UnsupportedHost, match=r"no longer calls \['send'\]"):
         require(host.generate, ("sample", "params"), calls=("send",))
+
+
+def test_a_refusal_names_the_hosts_version() -> None:
+    own = r"tests\..*make_host \(tests without an installed version\) takes"
+    with pytest.raises(UnsupportedHost, match=own):
+        require(make_host, ("args",))
+    with pytest.raises(UnsupportedHost, match=r"^hypothesis\.core\.given \(hypothesis \d+\.\d+"):
+        require(hypothesis.given, ("args",))
