@@ -18,7 +18,12 @@ SCHEMA_VERSION = 1
 
 def render(report: Report) -> bytes:
     """The report as JSON; a number that is not finite is the text ``NaN``, ``Infinity`` or ``-Infinity``."""
-    document = {
+    return orjson.dumps(plain(document(report)), option=orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_NUMPY) + b"\n"
+
+
+def document(report: Report) -> dict[str, Any]:
+    """The report as report.schema.json describes it, but for numbers that JSON lacks."""
+    return {
         "schema_version": SCHEMA_VERSION,
         "verdict": report.verdict.verdict.value,
         "headline": text.headline(report),
@@ -57,7 +62,6 @@ def render(report: Report) -> bytes:
         "marks": [asdict(mark) for mark in report.marks],
         "provenance": asdict(report.provenance),
     }
-    return orjson.dumps(plain(document), option=orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_NUMPY) + b"\n"
 
 
 def plain(value: Any) -> Any:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from parity.findings import Finding, Level, Status, Verdict
 from parity.reports.document import ADVANTAGE, ROUNDING, CostRow, Report, Row, Rung
+from parity.reports.words import Say, english
 
 NOT_COMPARED = "not compared"
 TIMES = "\u00d7"
@@ -34,124 +35,158 @@ def number(value: float | None, signed: bool = False) -> str:
     return f"{value:{sign}.4g}" if abs(value) >= 1e-4 else f"{value:{sign}.3e}"
 
 
-def status(value: Status) -> str:
+def status(value: Status, say: Say = english) -> str:
     """A status as words."""
-    return value.value.replace("_", " ")
+    return say(value.value.replace("_", " "))
 
 
-def headline(report: Report) -> str:
+def headline(report: Report, say: Say = english) -> str:
     """The verdict in one sentence with what it rests on."""
+    arms = {"baseline": report.baseline, "experiment": report.experiment}
     deciding = [rung for rung in report.ladder if rung.level is not Level.COST]
     failed = next((finding for finding in report.failing if finding.level is not Level.COST), None)
     if failed:
-        first = f"first difference{at(failed)}" if at(failed) else "a difference"
-        found = f"{first}: {failed.message} ({failed.level.rung} {failed.level.value}, {failed.check})"
-        return f"DIFFERENT: {report.experiment} differs from {report.baseline}, {found}"
+        place = at(failed, say)
+        first = say("first difference{place}", place=place) if place else say("a difference")
+        found = f"{first}: {failed.message} ({failed.level.rung} {say(failed.level.value)}, {failed.check})"
+        return say("DIFFERENT: {experiment} differs from {baseline}, {found}", **arms, found=found)
     if report.verdict.verdict is Verdict.PARITY:
         lower = [rung for rung in deciding if rung.level is not Level.TRAINING and rung.status is Status.PASS]
         if not lower:
-            named = next(_rung(rung) for rung in deciding if rung.level is Level.TRAINING)
+            named = next(_rung(rung, say) for rung in deciding if rung.level is Level.TRAINING)
             alone = "curves alone are the weakest evidence, which `parity check`, `parity sample` and a replay add to"
-            return f"PARITY of the curves: {report.experiment} trains as {report.baseline} by {named}); {alone}."
-        rests_on = " and ".join(f"{_rung(rung)}, none fails)" for rung in lower)
-        training = status(next(rung.status for rung in deciding if rung.level is Level.TRAINING))
-        parity = f"PARITY: {report.experiment} equals {report.baseline} by {rests_on}"
-        return f"{parity}; L3 training, which can only falsify that: {training}."
+            curves = "PARITY of the curves: {experiment} trains as {baseline} by {rung}); {alone}."
+            return say(curves, **arms, rung=named, alone=say(alone))
+        rests_on = say(" and ").join(say("{rung}, none fails)", rung=_rung(rung, say)) for rung in lower)
+        training = status(next(rung.status for rung in deciding if rung.level is Level.TRAINING), say)
+        return say(
+            "PARITY: {experiment} equals {baseline} by {basis}; L3 training, which can only falsify that: {training}.",
+            **arms,
+            basis=rests_on,
+            training=training,
+        )
     part_of_it = [rung for rung in deciding if rung.total] or deciding
-    undecided = "; ".join(f"{_rung(rung)}): {status(rung.status)}" for rung in part_of_it)
-    return f"{report.verdict.verdict.value}: {report.experiment} against {report.baseline}: {undecided}."
+    undecided = "; ".join(f"{_rung(rung, say)}): {status(rung.status, say)}" for rung in part_of_it)
+    sentence = "{verdict}: {experiment} against {baseline}: {undecided}."
+    return say(sentence, **arms, verdict=report.verdict.verdict.value, undecided=undecided)
 
 
-def planted(report: Report) -> str:
+def planted(report: Report, say: Say = english) -> str:
     """That faults were planted on purpose, and which; empty without one."""
-    places = [f"{name} at step {step} of {report.experiment}" for name, _, step in map(_parts, report.plants)]
-    what = "A fault was" if len(places) == 1 else "Faults were"
-    return f"{what} planted on purpose: {', '.join(places)}." if places else ""
+    place = "{name} at step {step} of {experiment}"
+    places = [
+        say(place, name=name, step=step, experiment=report.experiment) for name, _, step in map(_parts, report.plants)
+    ]
+    what = (
+        "A fault was planted on purpose: {places}."
+        if len(places) == 1
+        else ("Faults were planted on purpose: {places}.")
+    )
+    return say(what, places=", ".join(places)) if places else ""
 
 
 def _parts(plant: str) -> tuple[str, str, str]:
     return plant.rpartition("@")
 
 
-def not_shown(report: Report) -> str:
+def not_shown(report: Report, say: Say = english) -> str:
     """What the verdict leaves open; empty where L1 was compared."""
     sampling = next(rung for rung in report.ladder if rung.level is Level.SAMPLING)
     if sampling.status is not Status.NOT_COMPARED:
         return ""
-    return "Not shown: that free sampling is equally distributed in both arms at fixed weights (L1)."
+    return say("Not shown: that free sampling is equally distributed in both arms at fixed weights (L1).")
 
 
-def reasons(report: Report) -> list[str]:
+def reasons(report: Report, say: Say = english) -> list[str]:
     """One line a rung: its status with the check and place that decide a failure, and what the change costs."""
-    return [_reason(rung) for rung in report.ladder if rung.level is not Level.COST] + [_cost_line(report)]
+    rungs = [_reason(rung, say) for rung in report.ladder if rung.level is not Level.COST]
+    return [*rungs, _cost_line(report, say)]
 
 
-def _reason(rung: Rung) -> str:
-    name = f"{rung.level.rung} {rung.level.value}"
+def _reason(rung: Rung, say: Say) -> str:
+    name = rung_name(rung.level, say)
     if not rung.total:
-        return f"{name}: not part of this run"
+        return say("{rung}: not part of this run", rung=name)
     if rung.status is Status.FAIL and rung.strongest:
-        return f"{name}: fail ({rung.strongest.check}{at(rung.strongest)})"
-    return f"{name}: {status(rung.status)} ({rung.compared} of {rung.total} findings compared)"
+        return f"{name}: {status(rung.status, say)} ({rung.strongest.check}{at(rung.strongest, say)})"
+    counts = {"compared": rung.compared, "total": rung.total}
+    return say(
+        "{rung}: {status} ({compared} of {total} findings compared)",
+        rung=name,
+        **counts,
+        status=status(rung.status, say),
+    )
 
 
-def _cost_line(report: Report) -> str:
+def rung_name(level: Level, say: Say = english) -> str:
+    """A rung by its short name and its subject."""
+    return f"{level.rung} {say(level.value)}"
+
+
+def _cost_line(report: Report, say: Say) -> str:
     measured = [row for row in report.cost if row.ratio is not None]
+    name = rung_name(Level.COST, say)
     if not measured:
-        return "L4 cost: not compared"
-    costs = [f"{row.name.partition(' a step')[0]} {ratio(row)}" for row in measured]
-    return f"L4 cost: {', '.join(costs)}"
+        return f"{name}: {say(NOT_COMPARED)}"
+    costs = [f"{say(row.name.partition(' a step')[0])} {ratio(row, say)}" for row in measured]
+    return f"{name}: {', '.join(costs)}"
 
 
-def ratio(row: CostRow) -> str:
+def ratio(row: CostRow, say: Say = english) -> str:
     """Experiment over baseline with its interval, and whether that is worse or undecided."""
     if row.ratio is None:
-        return NOT_COMPARED
-    interval = f" (95 % {row.interval[0]:.3g} to {row.interval[1]:.3g})" if row.interval else ""
-    verdict = {Status.FAIL: ", worse", Status.INCONCLUSIVE: ", inconclusive"}.get(row.status, "")
+        return say(NOT_COMPARED)
+    interval = ""
+    if row.interval:
+        low, high = (f"{bound:.3g}" for bound in row.interval)
+        interval = say(" (95 % {low} to {high})", low=low, high=high)
+    verdict = {Status.FAIL: say(", worse"), Status.INCONCLUSIVE: say(", inconclusive")}.get(row.status, "")
     return f"{TIMES}{row.ratio:.3g}{interval}{verdict}"
 
 
-def _rung(rung: Rung) -> str:
-    return f"{rung.level.rung} {rung.level.value} ({rung.compared} of {rung.total} findings compared"
+def _rung(rung: Rung, say: Say) -> str:
+    counts = {"compared": rung.compared, "total": rung.total}
+    return say("{rung} ({compared} of {total} findings compared", rung=rung_name(rung.level, say), **counts)
 
 
-def at(finding: Finding) -> str:
+def at(finding: Finding, say: Say = english) -> str:
     """Where a finding points, as words to append; empty if it speaks of a whole metric or of everything."""
-    return f" at {finding.where}" if set(finding.where.to_json()) - {"field"} else ""
+    return say(" at {where}", where=finding.where) if set(finding.where.to_json()) - {"field"} else ""
 
 
-def said(finding: Finding) -> str:
+def said(finding: Finding, say: Say = english) -> str:
     """A finding in full: its check, where it points, and its message."""
-    return f"{finding.check}{at(finding)}: {finding.message.removeprefix(f'{finding.check}: ')}"
+    return f"{finding.check}{at(finding, say)}: {finding.message.removeprefix(f'{finding.check}: ')}"
 
 
-def basis(report: Report) -> str:
+def basis(report: Report, say: Say = english) -> str:
     """Which runs the values of the first table come from."""
     if not report.compared_design:
-        return "No design has a run of each arm with metrics, so that the table has no values."
-    runs = " and ".join(f"{len(names)} {arm}" for arm, names in report.compared_runs.items())
-    return (
-        f"Values are means over runs ({report.compared_design}: {runs}), one number a run: the mean over the later "
-        "half of the steps that all these runs have; output count is the total over all of these steps."
+        return say("No design has a run of each arm with metrics, so that the table has no values.")
+    runs = say(" and ").join(f"{len(names)} {arm}" for arm, names in report.compared_runs.items())
+    return say(
+        "Values are means over runs ({design}: {runs}), one number a run: the mean over the later "
+        "half of the steps that all these runs have; output count is the total over all of these steps.",
+        design=report.compared_design,
+        runs=runs,
     )
 
 
-def row_cells(row: Row) -> tuple[str, ...]:
+def row_cells(row: Row, say: Say = english) -> tuple[str, ...]:
     """The six cells of a row under `COLUMNS`."""
     return (
-        row.name,
-        _values(row, row.baseline),
-        _values(row, row.experiment),
-        _values(row, row.difference, signed=True),
-        "; ".join(how_tested(finding) for finding in row.findings) or NOT_COMPARED,
-        "; ".join(outcome(finding) for finding in row.findings) or NOT_COMPARED,
+        say(row.name),
+        _values(row, row.baseline, say),
+        _values(row, row.experiment, say),
+        _values(row, row.difference, say, signed=True),
+        "; ".join(how_tested(finding, say) for finding in row.findings) or say(NOT_COMPARED),
+        "; ".join(outcome(finding, say) for finding in row.findings) or say(NOT_COMPARED),
     )
 
 
-def _values(row: Row, values: Mapping[str, float], signed: bool = False) -> str:
+def _values(row: Row, values: Mapping[str, float], say: Say, signed: bool = False) -> str:
     if not values:
-        return NOT_COMPARED
+        return say(NOT_COMPARED)
     if row.metric == ADVANTAGE:
         # Advantages are centred within their group, so that their mean is 0 by construction and the rest is rounding.
         values = {name: 0.0 if abs(value) < ROUNDING else value for name, value in values.items()}
@@ -161,12 +196,12 @@ def _values(row: Row, values: Mapping[str, float], signed: bool = False) -> str:
     return ", ".join(f"{name} {number(100 * share, signed)} {unit}" for name, share in values.items())
 
 
-def outcome(finding: Finding) -> str:
+def outcome(finding: Finding, say: Say = english) -> str:
     """A finding in a few words: its rung, what it found, and where."""
-    found = status(finding.status)
+    found = status(finding.status, say)
     if finding.status is Status.FAIL and not finding.fails:
-        found = "warning"
-    return f"{finding.level.rung} {found}{at(finding) if finding.status is Status.FAIL else ''}"
+        found = say("warning")
+    return f"{finding.level.rung} {found}{at(finding, say) if finding.status is Status.FAIL else ''}"
 
 
 def short_outcome(finding: Finding) -> str:
@@ -177,37 +212,38 @@ def short_outcome(finding: Finding) -> str:
     return f"{finding.level.rung} FAIL{'' if step is None else f' at step {step}'}"
 
 
-def how_tested(finding: Finding) -> str:
+def how_tested(finding: Finding, say: Say = english) -> str:
     """How a finding was made, from the numbers of its evidence: its rung, method, margin, interval and units."""
     evidence = finding.evidence
-    named = "equal bit for bit" if finding.level is Level.REPLAY else finding.check.replace("_", " ")
+    named = say("equal bit for bit") if finding.level is Level.REPLAY else finding.check.replace("_", " ")
     method = str(evidence.get("method") or named)
     parts = [str(evidence["summary"]), method] if "summary" in evidence else [method]
     if isinstance(evidence.get("margin"), (int, float)):
         margin = evidence["margin"]
         in_log = str(evidence.get("summary", "")).endswith("of the log")
-        scale = f"{TIMES}/÷ {number(math.exp(margin))}, which in the log is " if in_log else ""
-        parts.append(f"margin {scale}±{number(margin)}")
+        scale = say("{factor}, which in the log is ", factor=f"{TIMES}/÷ {number(math.exp(margin))}") if in_log else ""
+        parts.append(say("margin {scale}±{margin}", scale=scale, margin=number(margin)))
     level = 90 if "margin" in evidence and finding.status is not Status.FAIL else 95
     if interval := evidence.get(f"ci{level}"):
         low, high = interval
         parts.append(f"{level} % CI [{number(low)}, {number(high)}]")
     if isinstance(units := evidence.get("units"), Sequence):
-        parts.append(f"{' + '.join(map(str, units))} {evidence.get('unit', 'unit')}s")
+        parts.append(f"{' + '.join(map(str, units))} {say(str(evidence.get('unit', 'unit')) + 's')}")
     if isinstance(evidence.get("checked"), int):
-        parts.append(f"{number(evidence['checked'])} checked")
+        parts.append(say("{count} checked", count=number(evidence["checked"])))
     return f"{finding.level.rung} {', '.join(parts)}"
 
 
-def cost_cells(row: CostRow) -> tuple[str, ...]:
+def cost_cells(row: CostRow, say: Say = english) -> tuple[str, ...]:
     """The four cells of a cost: name, baseline, experiment, and experiment over baseline."""
-    return row.name, number(row.baseline), number(row.experiment), ratio(row)
+    values = (say(number(value)) if value is None else number(value) for value in (row.baseline, row.experiment))
+    return say(row.name), *values, ratio(row, say)
 
 
-def duration(seconds: float | None) -> str:
+def duration(seconds: float | None, say: Say = english) -> str:
     """Seconds as hours, minutes and seconds."""
     if seconds is None:
-        return "not recorded"
+        return say("not recorded")
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if hours:
