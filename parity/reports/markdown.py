@@ -132,6 +132,11 @@ def _performance(report: Report) -> list[str]:
         "Values are means a step of every pair that an engine answered, the twin's too; times and speeds leave out the "
         "first steps of each run as warm-up, and their ratio is the mean over interleaved steps of the log ratio."
     )
+    if report.compared_design == "recorded":
+        note = (
+            "Values are one number a run, the geometric mean over the steps that all runs have without the first ones, "
+            "averaged over runs; ratio and interval are between runs, which were not interleaved."
+        )
     return [table, note, _list(said) or "No cost was tested."]
 
 

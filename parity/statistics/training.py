@@ -230,7 +230,11 @@ def _training_message(found: _Compared, verdict: Verdict, p_holm: float | None) 
     runs = f"{n0} + {n1} runs"
     if comparison.units != found.sides:
         runs += f" and {comparison.units[0] - n0} of history"
-    difference = f"{comparison.metric}: {found.summary} differs by {comparison.estimate:+.4g} ({runs}"
+    late = found.aligned.steps[len(found.aligned.steps) // 2 :]
+    difference = (
+        f"{comparison.metric}: {found.summary} (steps {late[0]} to {late[-1]}) differs by {comparison.estimate:+.4g} "
+        f"({runs}"
+    )
     within = f"margin ±{comparison.margin:.4g}"
     if found.margin_source != STATED:
         within += f", {found.margin_source}"
