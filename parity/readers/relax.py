@@ -24,8 +24,8 @@ _READ = {*_COLUMN_OF_FIELD, "rollout_id", "group_index"}
 
 
 def is_relax_result(row: dict[str, Any]) -> bool:
-    """Whether a line is one of a result file."""
-    return {"rollout_id", "sample_index", "response", "response_token_ids"} <= row.keys()
+    """Whether a line is one of a result file; those of mid-2026 have no token ids yet."""
+    return {"rollout_id", "sample_index", "response", "response_token_count"} <= row.keys()
 
 
 def read_relax_result(path: Path, group_size: int | None) -> Iterator[Rollout]:

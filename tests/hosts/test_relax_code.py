@@ -427,6 +427,19 @@ def test_evaluation_is_stocks_unless_asked_and_then_goes_batched(relax: Any, eva
     assert all(reward is not None for reward in results["rewards"])
 
 
+def test_what_the_recorder_and_relax_wrote_keeps_the_contract(arguments: Any, rollout: Any, tmp_path: Path) -> None:
+    from parity.checking import check_paths
+    from parity.contracts.rules import Rules
+
+    folders = {"rollout_patch_record": str(tmp_path / "record"), "rollout_result_dir": str(tmp_path / "results")}
+    rollout(generate_rollout, arguments(rollout_patch_design="switchback", **folders))
+    for folder in (tmp_path / "record", tmp_path / "results" / "train"):
+        result = check_paths([folder], Rules(group_size=N))
+        assert [finding.message for finding in result.findings if finding.fails] == []
+        assert result.counts["samples"] == N * len(PROMPTS)
+        assert result.verdict.value == "PASS"
+
+
 def test_another_signature_is_refused_with_what_was_found(
     relax: Any, arguments: Any, rollout: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
