@@ -178,6 +178,23 @@ def pair_contrasts(kernel: npt.NDArray[np.float32]) -> PairContrasts:
     return PairContrasts(within_baseline[:, 0], within_experiment[:, 0], cross[:, 0])
 
 
+def dealt_contrasts(kernel: npt.NDArray[np.float32], rng: np.random.Generator, permutations: int) -> Floats:
+    """`within_minus_cross` of each group under the deal that was seen and then under random ones, (G, 1 + B).
+
+    Args:
+        kernel: A symmetric similarity of samples of the same prompt, (G, 2n, 2n), the baseline's n samples first.
+        rng: Source of the deals.
+        permutations: Random deals, B.
+
+    Raises:
+        InputError: The kernel is not of that shape, or groups have fewer than two samples.
+    """
+    groups, size = len(kernel), _group_size(kernel)
+    deals = np.concatenate([_seen_deal(groups, size), *_deals(groups, size, permutations, rng)], axis=2)
+    _, experiment, cross = _kernel_means(kernel, deals)
+    return experiment - cross
+
+
 def independence_tests(
     kernel: npt.NDArray[np.float32], rng: np.random.Generator, permutations: int = 1999
 ) -> dict[str, Result]:

@@ -25,6 +25,7 @@ SAMPLING_MARGINS: Mapping[str, float] = {
     "response_length": 0.02,
     "negative_log_likelihood": 0.01,
     "truncated": 0.01,
+    "aborted": 0.01,
     "constant_reward": 0.03,
 }
 """Advised margins: relative to the baseline's mean for response length and likelihood, absolute for the others."""
@@ -54,11 +55,11 @@ def sampling_findings(
 ) -> list[Finding]:
     """Do the two arms sample the same groups from the same prompts, weights fixed?
 
-    Four kinds of findings, kept apart so that clones are not called a shift: `sampling_marginal` (group means against a
-    margin), `sampling_shape` (whole distributions, tails included), `sampling_independence` (pair kernels inside a
-    group) and `sampling_slot` (the place in the group). A p-value decides against an arm after Holm's correction over
-    all of them; without that, and from 256 groups on, a test of shape, independence or slot passes, and below it is
-    inconclusive.
+    Five kinds of findings, kept apart so that clones are not called a shift: `sampling_marginal` (group means against a
+    margin), `sampling_shape` (whole distributions, tails included), `sampling_spread` (how much rewards differ inside a
+    group, which a shift and dependence both move), `sampling_independence` (pair kernels inside a group) and
+    `sampling_slot` (the place in the group). A p-value decides against an arm after Holm's correction over all of them;
+    without that, and from 256 groups on, all but the marginal tests pass, and below it they are inconclusive.
 
     Args:
         baseline: The baseline's samples, the same number in every group.
@@ -74,9 +75,10 @@ def sampling_findings(
     unknown = sorted(set(margins) - set(SAMPLING_MARGINS))
     if unknown:
         raise UsageError(f"no margins are known for {unknown}, only for {sorted(SAMPLING_MARGINS)}")
-    arms = _Arms.of(baseline, experiment)
+    arms = Arms.of(baseline, experiment)
     found: list[Finding] = []
     paired: dict[str, PairedResult] = {}
+    means: dict[str, tuple[float, float]] = {}
     tested: list[_Tested] = []
     for metric, margin in margins.items():
         values = arms.values(metric)
@@ -90,6 +92,7 @@ def sampling_findings(
             found.append(_finding("sampling_marginal", metric, Status.INCONCLUSIVE, message, {}))
             continue
         paired[metric] = paired_groups(*values, margin * scale)
+        means[metric] = float(values[0].values.mean()), float(values[1].values.mean())
         tested += _tests_of_values(metric, *values, rng, permutations)
     tested += [
         _Tested("sampling_independence", name, result)
@@ -99,7 +102,10 @@ def sampling_findings(
     p_values = {f"marginal {metric}": result.p_difference for metric, result in paired.items()}
     p_values |= {f"{test.check} {test.metric}": test.result.p for test in tested}
     adjusted = holm({name: p for name, p in p_values.items() if p is not None})
-    found += [_marginal_finding(result, adjusted.get(f"marginal {metric}")) for metric, result in paired.items()]
+    found += [
+        _marginal_finding(result, means[metric], adjusted.get(f"marginal {metric}"))
+        for metric, result in paired.items()
+    ]
     found += [_test_finding(test, adjusted.get(f"{test.check} {test.metric}")) for test in tested]
     return found
 
@@ -109,7 +115,7 @@ def _tests_of_values(
 ) -> list[_Tested]:
     if metric == "constant_reward":
         events = paired_events(baseline.values[:, 0] > 0, experiment.values[:, 0] > 0)
-        return [_Tested("sampling_independence", metric, events)]
+        return [_Tested("sampling_spread", metric, events)]
     tests = []
     if experiment.values.shape[1] > 2:
         tests.append(_Tested("sampling_slot", metric, slot_test(experiment)))
@@ -126,8 +132,8 @@ def _tests_of_values(
 
 
 @dataclass(frozen=True, slots=True)
-class _Arms:
-    """Both arms' samples in the same order: by group, then by slot."""
+class Arms:
+    """Both arms' samples of the same prompts in the same order: by group, then by slot."""
 
     groups: tuple[tuple[int, int], ...]
     size: int
@@ -135,7 +141,12 @@ class _Arms:
     experiment: Rollout
 
     @classmethod
-    def of(cls, baseline: Rollout, experiment: Rollout) -> _Arms:
+    def of(cls, baseline: Rollout, experiment: Rollout) -> Arms:
+        """Pairs the groups of both arms.
+
+        Raises:
+            InputError: Groups are of unequal size, repeat a slot, or are not the same in both arms.
+        """
         first, second = _ordered(baseline, "baseline"), _ordered(experiment, "experiment")
         if first[:2] != second[:2]:
             apart = len(set(first[0]) ^ set(second[0]))
@@ -146,13 +157,20 @@ class _Arms:
         return cls(*first, second[2])
 
     def values(self, metric: str) -> tuple[GroupValues, GroupValues] | None:
-        """The metric of each sample by group, (G, n) an arm (constant_reward: (G, 1)); None if a sample lacks it."""
+        """The metric of each sample by group, (G, n) an arm (of a group as a whole: (G, 1)); None if a sample lacks it.
+
+        A group of one has no `group_reward_std`.
+        """
         columns = [_COLUMNS[metric](rollout) for rollout in (self.baseline, self.experiment)]
         tables = [column.reshape(-1, self.size) for column in columns if column is not None]
         if len(tables) < 2:
             return None
         if metric == "constant_reward":
             tables = [(np.ptp(table, axis=1, keepdims=True) == 0).astype(np.float64) for table in tables]
+        elif metric == "group_reward_std":
+            if self.size < 2:
+                return None
+            tables = [table.std(axis=1, ddof=1, keepdims=True) for table in tables]
         return GroupValues(metric, self.groups, tables[0]), GroupValues(metric, self.groups, tables[1])
 
     def codes(self) -> dict[str, npt.NDArray[np.int64]]:
@@ -196,9 +214,9 @@ def _lengths(rollout: Rollout) -> Floats | None:
     return ids.lengths.astype(np.float64) if ids.valid.all() else _numbers(rollout, "response_length")
 
 
-def _truncated(rollout: Rollout) -> Floats | None:
+def _ended_by(rollout: Rollout, reason: str) -> Floats | None:
     reasons = rollout.strings("finish_reason")
-    return None if any(reason is None for reason in reasons) else np.asarray(reasons == "length", dtype=np.float64)
+    return None if any(one is None for one in reasons) else np.asarray(reasons == reason, dtype=np.float64)
 
 
 def _negative_log_likelihood(rollout: Rollout) -> Floats | None:
@@ -214,12 +232,14 @@ _COLUMNS: Mapping[str, Callable[[Rollout], Floats | None]] = {
     "reward": lambda rollout: _numbers(rollout, "reward"),
     "response_length": _lengths,
     "negative_log_likelihood": _negative_log_likelihood,
-    "truncated": _truncated,
+    "truncated": lambda rollout: _ended_by(rollout, "length"),
+    "aborted": lambda rollout: _ended_by(rollout, "abort"),
     "constant_reward": lambda rollout: _numbers(rollout, "reward"),
+    "group_reward_std": lambda rollout: _numbers(rollout, "reward"),
 }
 
 
-def _marginal_finding(result: PairedResult, p_holm: float | None) -> Finding:
+def _marginal_finding(result: PairedResult, means: tuple[float, float], p_holm: float | None) -> Finding:
     verdict = verdict_of(result.p_equivalence, p_holm)
     message = (
         f"{result.metric}: differs by {result.estimate:+.4g} over {result.units} prompt groups "
@@ -230,6 +250,8 @@ def _marginal_finding(result: PairedResult, p_holm: float | None) -> Finding:
     if verdict is Verdict.INCONCLUSIVE:
         message += f"; about {needed} groups in all would show parity 4 times in 5 if the arms are equal"
     evidence = {
+        "baseline": means[0],
+        "experiment": means[1],
         "estimate": result.estimate,
         "ci90": result.ci90,
         "ci95": result.ci95,
@@ -238,6 +260,7 @@ def _marginal_finding(result: PairedResult, p_holm: float | None) -> Finding:
         "p_holm": p_holm,
         "p_equivalence": result.p_equivalence,
         "p_sign_flip": result.p_sign_flip,
+        "groups_needed": needed,
         "unit": result.unit,
         "units": result.units,
         "method": result.method,

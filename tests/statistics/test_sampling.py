@@ -65,6 +65,7 @@ def test_two_draws_from_one_law_pass_every_test() -> None:
         "sampling_shape",
         "sampling_independence",
         "sampling_slot",
+        "sampling_spread",
     }
     json.dumps([finding.to_json() for finding in found.values()], allow_nan=False)
 

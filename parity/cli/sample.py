@@ -1,0 +1,179 @@
+"""`parity sample`."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from parity.cli.shared import EXIT_CODES, EXIT_HELP, EXIT_INTERRUPTED, cache_directory
+from parity.errors import UsageError
+from rollout_patch import ARMS
+
+SAMPLE_EXAMPLES = """\b
+Examples:
+  parity sample --baseline --experiment native
+  parity sample --engine http://127.0.0.1:30000 --prompts train.jsonl --max-new-tokens 1024 \\
+                --reward my_task:reward --margin reward=0.02
+  parity sample --engine sglang --fixed 256
+  parity sample --out parity-out/sample-1 --resume --max-groups 8192
+"""
+
+
+@click.command(epilog=SAMPLE_EXAMPLES + "\n" + EXIT_HELP)
+@click.option(
+    "--baseline",
+    is_flag=False,
+    flag_value="per-sample",
+    default="per-sample",
+    type=click.Choice(ARMS),
+    show_default=True,
+    help="The arm compared with; alone it means per-sample.",
+)
+@click.option("--experiment", type=click.Choice(ARMS), default="native", show_default=True, help="The arm in question.")
+@click.option(
+    "--engine",
+    default="embedded",
+    show_default=True,
+    help="embedded, sglang, or the URL of a deployment, which keeps its weights and is only asked.",
+)
+@click.option("--model-path", help="A checkpoint for an engine started here. Default: a policy warm-started on --task.")
+@click.option("--task", default="arithmetic", show_default=True, help="Where prompts and reward come from.")
+@click.option("--prompts", type=click.Path(dir_okay=False, exists=True), help="JSON lines or Parquet with prompts.")
+@click.option("--prompt-key", help="Their field. Default: prompt, input_ids or text; chat templates are not applied.")
+@click.option("--reward", metavar="MODULE:FUNCTION", help="The reward of one parity.samples.Sample; its row is extra.")
+@click.option("--reward-range", type=float, nargs=2, default=(0.0, 1.0), show_default=True, help="Where rewards lie.")
+@click.option("--group-size", type=int, default=8, show_default=True, help="Samples a prompt in each arm.")
+@click.option("--max-new-tokens", type=int, help="Cap of a response. Default: the task's.")
+@click.option("--temperature", type=float, default=1.0, show_default=True)
+@click.option("--top-p", type=float, default=1.0, show_default=True)
+@click.option("--top-k", type=int, default=-1, show_default=True)
+@click.option(
+    "--margin",
+    "margins",
+    multiple=True,
+    metavar="METRIC=VALUE",
+    help="The largest difference that does not matter: absolute, but a share of the baseline's mean for "
+    "response_length and negative_log_likelihood. Defaults: reward 0.03, response_length 0.03, "
+    "negative_log_likelihood 0.05, truncated 0.02, aborted 0.02.",
+)
+@click.option("--fixed", type=int, help="Sample exactly so many groups and use tests with p-values.")
+@click.option("--max-groups", type=int, default=4096, show_default=True, help="Groups after which watching ends.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of prompts, of the arms' order, of the tests.")
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Default: parity-out/sample-<time>.")
+@click.option("--resume", is_flag=True, help="Go on with the samples in --out; --max-groups may be larger now.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on standard output.")
+@click.option("--quiet", is_flag=True, help="Print only the verdict.")
+@click.pass_context
+def sample(context: click.Context, /, out: Path | None, resume: bool, as_json: bool, quiet: bool, **asked: Any) -> None:
+    """Samples both arms at fixed weights, interleaved, and says whether their groups are equally distributed.
+
+    Stops as soon as the answer is clear either way: everything that decides is an e-process, which may be looked at
+    after every block. With --fixed the number of groups is set, and ordinary tests are used.
+    """
+    if resume and out is None:
+        raise UsageError("--resume needs --out: the directory of the samples to go on with")
+    directory = out or Path("parity-out") / datetime.now(timezone.utc).strftime("sample-%Y%m%d-%H%M%S")
+    config = _config(context, asked, directory if resume else None)
+    config.validate()
+    from parity.reports.sampling import headline, print_sampling, write_sampling
+    from parity.sampling import Watcher, sample_arms
+
+    console = Console(stderr=as_json, highlight=False)
+    command = shlex.join(["parity", *sys.argv[1:]])
+    with _interruptible(directory), _watching(console, quiet) as (block, note):
+        result = sample_arms(
+            config, directory, command=command, watcher=Watcher(block, note), cache=cache_directory(), resume=resume
+        )
+    report = write_sampling(result, directory / "report")
+    if as_json:
+        sys.stdout.buffer.write((directory / "report" / "report.json").read_bytes() + b"\n")
+    elif quiet:
+        console.print(headline(result), markup=False)
+    else:
+        print_sampling(result, console)
+        console.print(f"report: {report}", style="dim")
+    sys.exit(EXIT_CODES[result.judgement.verdict])
+
+
+def _config(context: click.Context, asked: dict[str, Any], resumed: Path | None) -> Any:
+    """What is asked for: the defaults with the options given; when resuming, what is on disk, which must agree."""
+    from parity.sampling import MARGINS, SamplingConfig
+    from parity.sampling.store import read_config
+
+    asked["margins"] = {**MARGINS, **dict(map(_margin, asked["margins"]))}
+    if resumed is None:
+        return SamplingConfig(**asked)
+    config = read_config(resumed)
+    given = {
+        name: value
+        for name, value in asked.items()
+        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+    }
+    differ = [name for name, value in given.items() if name != "max_groups" and getattr(config, name) != value]
+    if differ:
+        raise UsageError(
+            f"--resume goes on with what was asked; only --max-groups may change, not {', '.join(sorted(differ))}"
+        )
+    more = given.get("max_groups", config.max_groups)
+    if more < config.max_groups:
+        raise UsageError(f"--max-groups {more} is less than the {config.max_groups} asked for before")
+    return replace(config, max_groups=more)
+
+
+def _margin(given: str) -> tuple[str, float]:
+    name, _, value = given.partition("=")
+    try:
+        return name, float(value)
+    except ValueError as error:
+        raise UsageError(f"--margin takes METRIC=VALUE, such as reward=0.02, not {given!r}") from error
+
+
+@contextmanager
+def _interruptible(directory: Path) -> Iterator[None]:
+    """Ends on Ctrl-C with the command that goes on from here."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        click.echo(f"\ninterrupted; go on with: parity sample --out {shlex.quote(str(directory))} --resume", err=True)
+        sys.exit(EXIT_INTERRUPTED)
+
+
+@contextmanager
+def _watching(console: Console, quiet: bool) -> Iterator[tuple[Any, Any]]:
+    """How progress is shown: a bar on a terminal, else one plain line a block."""
+    if quiet:
+        yield lambda _: None, lambda _: None
+    elif console.is_terminal:
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        with Progress(*columns, console=console, transient=True) as progress:
+            task = progress.add_task("sampling", total=None)
+            yield (
+                lambda step: progress.update(task, completed=step.done, total=step.limit, description=_line(step)),
+                lambda text: progress.console.print(text, style="dim", markup=False),
+            )
+    else:
+        yield (
+            lambda step: click.echo(
+                f"{step.done} of at most {step.limit} groups, {step.rate:.1f}/s: {_line(step)}", err=True
+            ),
+            lambda text: click.echo(text, err=True),
+        )
+
+
+def _line(step: Any) -> str:
+    """What is open still."""
+    counts: dict[str, int] = {}
+    for finding in step.findings:
+        counts[finding.status.value] = counts.get(finding.status.value, 0) + 1
+    parts = [f"{counts[name]} {name}" for name in ("fail", "inconclusive", "pass") if name in counts]
+    return ", ".join(parts)
