@@ -10,6 +10,7 @@ import click
 from parity.cli.check import check
 from parity.cli.compare import compare
 from parity.cli.run import report, run
+from parity.cli.sample import sample
 from parity.cli.selftest import selftest
 from parity.cli.serve import serve
 from parity.cli.shared import EXIT_ERROR, EXIT_HELP, EXIT_INTERRUPTED
@@ -22,7 +23,7 @@ def cli() -> None:
     """Proves that a change to how an RL trainer requests its rollouts leaves training the same, or shows where not."""
 
 
-for command in (run, compare, report, check, serve, selftest):
+for command in (run, sample, compare, report, check, serve, selftest):
     cli.add_command(command)
 
 
