@@ -119,9 +119,9 @@ def _unfinished(directory: Path, planned: Sequence[Pair]) -> Iterator[Finding]:
             message = f"{steps} of {pair.steps} steps of {' and '.join(pair.names)} are finished; go on with --resume"
             if why := next((str(text) for store in stores if (text := store.outcome().get("message"))), None):
                 message = f"{message} ({why})"
-            yield Finding(
-                "steps_finished", level, Status.INCONCLUSIVE, message, Where(pair.names[-1]), pair.steps, steps
-            )
+            # Evidence from inside a run holds at every look, so that a run which goes on leaves nothing open.
+            status = Status.NOT_COMPARED if pair.mixed and steps else Status.INCONCLUSIVE
+            yield Finding("steps_finished", level, status, message, Where(pair.names[-1]), pair.steps, steps)
 
 
 def _records(finished: _StartedPair) -> Iterator[RunRecord]:

@@ -37,6 +37,9 @@ def print_report(report: Report, console: Console) -> None:
         console.print(Text(f"  {finding.level.rung} {text.said(finding)}", style="red"))
     if (more := len(report.failing) - FAILING_SHOWN) > 0:
         console.print(Text(f"  {more} more failing findings are in report.md", style="red"))
+    undecided = [finding for finding in report.findings if finding.status is Status.INCONCLUSIVE]
+    for finding in undecided[:FAILING_SHOWN]:
+        console.print(Text(f"  {finding.level.rung} {text.said(finding)}", style="yellow"))
     for reason in text.reasons(report):
         console.print(Text(f"  {reason}"))
     console.print(Text(text.headline(report), style=f"bold {_COLOUR_OF_VERDICT[report.verdict.verdict]}"))

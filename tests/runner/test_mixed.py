@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from small_experiment import Parity
 
+from parity.acceptance import assess
+from parity.findings import Status
 from parity.store import RunStore
 
 pytestmark = pytest.mark.slow
@@ -91,3 +93,12 @@ def test_a_mixed_run_that_goes_on_draws_the_same_arms(parity: Parity, experiment
     _, errors = run.communicate(timeout=300)
     assert run.returncode == 3, errors
     assert [store.rollout(step).strings("arm").tolist() for step in range(STEPS)] == before
+
+
+def test_what_is_there_of_a_run_that_goes_on_is_judged_as_it_is(experiment: Path) -> None:
+    store = RunStore(experiment / "runs" / "probe-seed1")
+    lines = (store.path / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (store.path / "metrics.jsonl").write_text("".join(lines[:-1]))
+    unfinished = [one for one in assess(experiment).findings if one.check == "steps_finished"]
+    (store.path / "metrics.jsonl").write_text("".join(lines))
+    assert [(one.status, one.observed) for one in unfinished] == [(Status.NOT_COMPARED, STEPS - 1)]
