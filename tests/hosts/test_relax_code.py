@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import copy
 import importlib
+import importlib.util
 import json
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -20,7 +21,7 @@ from made_up_modules import made_up
 
 from rollout_patch import UnsupportedHost
 from rollout_patch.hosts import calls
-from rollout_patch.hosts.relax import generate_rollout
+from rollout_patch.hosts.relax import generate_rollout, launcher_flags
 
 pytestmark = [pytest.mark.hosts, pytest.mark.filterwarnings("ignore")]
 
@@ -272,6 +273,37 @@ def test_two_images_are_processed_and_encoded_once_a_group(
     assert all(own == fields[0] for own in fields)
 
 
+def test_video_and_audio_are_nested_beside_images(
+    relax: Any, arguments: Any, rollout: Any, data_source: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numpy, torch = pytest.importorskip("numpy"), pytest.importorskip("torch")
+    encoded: list[Any] = []
+
+    async def encode_video(video: Any) -> str:
+        encoded.append(video)
+        return f"video {video.sum()}"
+
+    def with_all() -> Any:
+        source = image_source(relax, data_source)
+        for group in source._groups:
+            for sample in group:
+                sample.multimodal_inputs["videos"] = [torch.full((2, 3, 4, 4), len(sample.prompt), dtype=torch.uint8)]
+                sample.multimodal_inputs["audio"] = [numpy.full(16, len(sample.prompt) / 100, numpy.float32)]
+        return source
+
+    monkeypatch.setattr(relax, "async_encode_video_tensor_for_rollout_engine", encode_video)
+    monkeypatch.setattr(relax, "load_processor", lambda *args, **kwargs: Processor())
+    _, _, stock_requests = rollout(relax.generate_rollout, arguments(), with_all())
+    encoded.clear()
+    _, _, requests = rollout(generate_rollout, arguments(), with_all())
+    assert len(encoded) == len(requests) == len(PROMPTS)
+    for body in requests:
+        assert body["sampling_params"].pop("n") == N
+        for kind in ("image_data", "video_data", "audio_data"):
+            (body[kind],) = body[kind]
+        assert stock_requests.count(body) == N
+
+
 def test_fewer_permits_than_samples_complete(arguments: Any, rollout: Any, server: Any) -> None:
     output, _, requests = rollout(generate_rollout, arguments(sglang_server_concurrency=2))
     assert len(requests) == len(PROMPTS)
@@ -438,6 +470,24 @@ def test_what_the_recorder_and_relax_wrote_keeps_the_contract(arguments: Any, ro
         assert [finding.message for finding in result.findings if finding.fails] == []
         assert result.counts["samples"] == N * len(PROMPTS)
         assert result.verdict.value == "PASS"
+
+
+def test_relaxs_own_parsers_take_what_the_launcher_adds(relax: Any) -> None:
+    of_relax = importlib.import_module("relax.utils.arguments")
+    path = Path(of_relax.__file__).parents[1] / "backends" / "sglang" / "arguments.py"
+    spec = importlib.util.spec_from_file_location("sglang_arguments_of_relax", path)
+    of_sglang = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(of_sglang)
+    parser = ArgumentParser(conflict_handler="resolve")
+    of_relax.get_slime_extra_args_provider()(parser)
+    of_sglang.add_sglang_router_arguments(parser)
+
+    off, unknown = parser.parse_known_args(launcher_flags({}))
+    assert (off.group_rm, off.sglang_router_policy, unknown) == (False, None, [])
+    assert off.rollout_function_path == "relax.engine.rollout.sglang_rollout.generate_rollout"
+    on, unknown = parser.parse_known_args(launcher_flags({"SGLANG_NATIVE_GROUP_SAMPLING": "1"}))
+    assert (on.group_rm, on.sglang_router_policy, unknown) == (True, "round_robin", [])
+    assert importlib.import_module("relax.utils.misc").load_function(on.rollout_function_path) is generate_rollout
 
 
 def test_another_signature_is_refused_with_what_was_found(
