@@ -180,11 +180,17 @@ async def _custom_generate(args: Any, sample: Any, sampling_params: Any) -> Any:
     return sample
 
 
+def _keep(args: Any, group: list[Any], **kwargs: Any) -> bool:
+    """Whether a dynamic filter keeps a group: all but one prompt's."""
+    return bool(group[0].prompt != "two")
+
+
 @pytest.fixture(autouse=True)
 def reward_module() -> Iterator[types.ModuleType]:
     """The functions that hosts load by their dotted names."""
     module = types.ModuleType(REWARD_MODULE)
     module.reward, module.hook, module.custom_generate = _reward, _hook, _custom_generate  # type: ignore[attr-defined]
+    module.keep = _keep  # type: ignore[attr-defined]
     sys.modules[REWARD_MODULE] = module
     yield module
     del sys.modules[REWARD_MODULE]

@@ -195,6 +195,41 @@ def test_two_images_are_nested(arguments: Any, rollout: Any, miles: Any, data_so
     assert "base64" not in repr(rows(patched))
 
 
+def test_a_dynamic_filter_drops_groups_as_in_stock(miles: Any, arguments: Any, rollout: Any, data_source: Any) -> None:
+    prompts = [*PROMPTS, "seven"]
+    filtered = {"dynamic_sampling_filter_path": "host_test_reward.keep", "over_sampling_batch_size": 2}
+    output, requests = rollout(arguments(**filtered), True, data_source(miles.Sample, prompts, N))
+    assert sorted({group[0].prompt for group in output.samples}) == sorted(set(prompts) - {"two"})
+    assert [len(group) for group in output.samples] == [N] * 3
+    assert output.metrics["rollout_patch/native_groups"] == len(requests) == 4
+
+
+def test_evaluation_is_stocks_own(
+    miles: Any, arguments: Any, path: str, data_source: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from miles.rollout.base_types import RolloutFnConstructorInput, RolloutFnEvalInput
+    from miles.rollout.inference_rollout.inference_rollout_common import InferenceRolloutFn
+    from miles.utils.async_utils import run
+    from miles.utils.misc import SingletonMeta
+
+    SingletonMeta._instances.clear()
+    own, seen = miles.generate_and_rm_group, []
+    source = data_source(miles.Sample, PROMPTS, N)
+    if path == "class":
+
+        async def evaluate(self: Any, input: Any) -> str:
+            seen.append(miles.generate_and_rm_group)
+            return "stock's"
+
+        monkeypatch.setattr(InferenceRolloutFn, "__call__", evaluate)
+        function = GroupRolloutFn(RolloutFnConstructorInput(arguments(), source))
+        assert run(function(RolloutFnEvalInput(rollout_id=3))) == "stock's"
+    else:
+        monkeypatch.setattr(miles, "generate_rollout", lambda *_, **__: seen.append(miles.generate_and_rm_group))
+        generate_rollout(arguments(), 3, source, evaluation=True)
+    assert seen == [own]
+
+
 def test_routing_keys_of_samples_keep_them_apart(arguments: Any, rollout: Any) -> None:
     args = arguments(sglang_router_policy="consistent_hashing")
     output, requests = rollout(args, patched=True)

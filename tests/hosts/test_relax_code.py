@@ -338,6 +338,16 @@ def in_any_order(requests: list[dict[str, Any]]) -> list[str]:
     return sorted(json.dumps(body, sort_keys=True) for body in requests)
 
 
+def test_a_dynamic_filter_drops_groups_as_in_stock(relax: Any, arguments: Any, rollout: Any, data_source: Any) -> None:
+    prompts = [*PROMPTS, "seven"]
+    filtered = {"dynamic_sampling_filter_path": "host_test_reward.keep", "over_sampling_batch_size": 2}
+    output, queue, requests = rollout(generate_rollout, arguments(**filtered), data_source(relax.Sample, prompts, N))
+    assert sorted({group[0].prompt for group in output.samples}) == sorted(set(prompts) - {"two"})
+    assert [len(group) for group in output.samples] == [N] * 3
+    assert len(queue.columns["tokens"]) == 3 * N
+    assert output.metrics["rollout_patch/native_groups"] == len(requests) == 4
+
+
 def test_bad_gateways_are_retried_by_the_group(
     arguments: Any, rollout: Any, server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

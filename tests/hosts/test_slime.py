@@ -151,6 +151,32 @@ def test_hooks_run_once_a_sample(arguments: Any, rollout: Any) -> None:
     assert [sample.metadata["hooked"] for group in output.samples for sample in group] == [1] * N * len(PROMPTS)
 
 
+def test_a_dynamic_filter_drops_groups_as_in_stock(slime: Any, arguments: Any, rollout: Any, data_source: Any) -> None:
+    prompts = [*PROMPTS, "seven"]
+    filtered = {"dynamic_sampling_filter_path": "host_test_reward.keep", "over_sampling_batch_size": 2}
+    output, requests = rollout(generate_rollout, arguments(**filtered), data_source(slime.Sample, prompts, N))
+    assert sorted({group[0].prompt for group in output.samples}) == sorted(set(prompts) - {"two"})
+    assert [len(group) for group in output.samples] == [N] * 3
+    assert output.metrics["rollout_patch/native_groups"] == len(requests) == 4
+
+
+def test_evaluation_is_stocks_own_and_refused_by_groups(
+    slime: Any, arguments: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+
+    def evaluate(*given: Any, **named: Any) -> str:
+        seen.append((given[1:], named, slime.generate_and_rm_group))
+        return "stock's"
+
+    own = slime.generate_and_rm_group
+    monkeypatch.setattr(slime, "generate_rollout", evaluate)
+    assert generate_rollout(arguments(), 3, "source", evaluation=True) == "stock's"
+    assert seen == [((3, "source"), {"evaluation": True}, own)]
+    with pytest.raises(UnsupportedHost, match="sample by sample"):
+        generate_rollout(arguments(rollout_patch_evaluation=True), 3, "source")
+
+
 def test_a_custom_generate_function_keeps_the_stock_way_and_is_counted(arguments: Any, rollout: Any) -> None:
     output, requests = rollout(
         generate_rollout, arguments(custom_generate_function_path="host_test_reward.custom_generate")
