@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-from parity.curves.runs import COMPLETED, Recording, points_of, sentences
-from parity.errors import InputError, UsageError
+from parity.curves.runs import Recording, points_of, sentences
+from parity.errors import UsageError
 from parity.experiment import ExperimentConfig, plan_pairs
 from parity.store import EXPERIMENT_FILE, RunStore, read_experiment, run_store
 
@@ -64,14 +63,6 @@ def _recording(store: RunStore, part: str) -> Recording:
     for event in store.events():
         kind = str(event.get("event"))
         if kind in ("retry", "engine_restart", "resume"):
-            counted[kind] = counted.get(kind, 0) + _count(event)
+            counted[kind] = counted.get(kind, 0) + int(event.get("count", 1))
     status = str(store.outcome().get("status", ""))
-    ending = COMPLETED if status in ("finished", COMPLETED) else status or None
-    return Recording(part, FORMAT, points, skipped=sentences(left_out), ending=ending, incidents=counted)
-
-
-def _count(event: dict[str, Any]) -> int:
-    count = event.get("count", 1)
-    if not isinstance(count, int):
-        raise InputError(f"events.jsonl: field 'count' is {count!r}, not a whole number")
-    return count
+    return Recording(part, FORMAT, points, skipped=sentences(left_out), ending=status or None, incidents=counted)

@@ -56,7 +56,10 @@ def headline(report: Report, say: Say = english) -> str:
             named = next(_rung(rung, say) for rung in deciding if rung.level is Level.TRAINING)
             alone = "curves alone are the weakest evidence, which `parity check`, `parity sample` and a replay add to"
             curves = "PARITY of the curves: {experiment} trains as {baseline} by {rung}); {alone}."
-            return say(curves, **arms, rung=named, alone=say(alone))
+            said = say(curves, **arms, rung=named, alone=say(alone))
+            if any(finding.check == "worst_case" for finding in report.findings):
+                said += say(" It is subject to censoring: runs of the experiment were cut off.")
+            return said
         rests_on = say(" and ").join(say("{rung}, none fails)", rung=_rung(rung, say)) for rung in lower)
         training = status(next(rung.status for rung in deciding if rung.level is Level.TRAINING), say)
         return say(
