@@ -1,4 +1,4 @@
-"""Permutation tests against scipy's doing the same resamples, and the time of a whole comparison.
+"""Permutation tests against scipy's doing the same resamples, and the time of whole comparisons.
 
     python benchmarks/permutation_tests.py [--groups 4096] [--permutations 1999] [--repeats 3]
 
@@ -15,15 +15,19 @@ from collections.abc import Callable
 from functools import partial
 
 import numpy as np
+import pyarrow as pa
 from scipy import stats
 
 from parity.metrics import Curve, align, curves_of_run
+from parity.samples import Rollout
 from parity.stats import (
+    SAMPLING_MARGINS,
     GroupValues,
     curve_band,
     equality_kernel,
     independence_tests,
     product_kernel,
+    sampling_findings,
     shape_tests,
     training_findings,
 )
@@ -71,6 +75,27 @@ def comparison(runs: int = 5, steps: int = 200, metrics: int = 20, permutations:
         curve_band(align(curves), runs, rng, permutations=permutations)
 
 
+def rollouts(groups: int, rng: np.random.Generator) -> list[Rollout]:
+    """Two arms of `groups` groups, with rewards, lengths, likelihoods and some responses that are alike."""
+    rows = groups * SAMPLES
+    lengths = np.repeat(rng.integers(1, 40, groups), SAMPLES)
+    arms = []
+    for _ in range(2):
+        own = np.maximum(lengths + rng.integers(-5, 6, rows), 1)
+        offsets = np.append(0, np.cumsum(own)).astype(np.int32)
+        columns = {
+            "rollout_id": np.zeros(rows, np.int64),
+            "group_index": np.repeat(np.arange(groups), SAMPLES),
+            "index": np.tile(np.arange(SAMPLES), groups),
+            "output_ids": pa.ListArray.from_arrays(offsets, pa.array(rng.integers(0, 9, offsets[-1]))),
+            "logprobs": pa.ListArray.from_arrays(offsets, pa.array(-rng.exponential(1, offsets[-1]))),
+            "finish_reason": np.where(rng.random(rows) < 0.1, "length", "stop"),
+            "reward": rng.integers(0, 2, rows).astype(np.float64),
+        }
+        arms.append(Rollout.from_table(pa.table(columns), "benchmark"))
+    return arms
+
+
 def main() -> None:
     """Prints the median of each measurement."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -82,6 +107,7 @@ def main() -> None:
     values = rng.normal(size=(options.groups, 2 * SAMPLES))
     names = tuple(range(options.groups))
     baseline, experiment = (GroupValues("length", names, arm) for arm in (values[:, :SAMPLES], values[:, SAMPLES:]))
+    arms = rollouts(options.groups, rng)
     kernels = {
         "product": product_kernel(values),
         "equality": equality_kernel(rng.integers(0, 1000, values.shape)),
@@ -95,6 +121,8 @@ def main() -> None:
         for name, kernel in kernels.items():
             spent = seconds(partial(independence_tests, kernel, rng, options.permutations))
             measured.setdefault(f"{name} kernel, s", []).append(spent)
+        spent = seconds(partial(sampling_findings, *arms, SAMPLING_MARGINS, rng, options.permutations))
+        measured.setdefault("all of sampling_findings, s", []).append(spent)
         measured.setdefault("5 + 5 runs, 200 steps, 20 metrics, 9,999-split bands, s", []).append(seconds(comparison))
     print(f"{options.groups} groups of 2 x {SAMPLES}, {options.permutations} permutations, {options.repeats} repeats")
     for name, spent_each in measured.items():
