@@ -359,6 +359,8 @@ def test_a_probe_asks_in_both_arms_and_hands_over_one(
 ) -> None:
     from parity.checking import check_paths
     from parity.contracts.rules import Rules
+    from parity.trajectory import GroupBounds
+    from parity.watching import Watch, follow, watch
 
     arms = ["native", "per-sample", "native"]
     hooked = {"rollout_sample_hook_path": ["host_test_reward.hook"]}
@@ -394,6 +396,9 @@ def test_a_probe_asks_in_both_arms_and_hands_over_one(
     result = check_paths([tmp_path], Rules(group_size=N))
     assert [finding.message for finding in result.findings if finding.fails] == []
     assert result.counts["samples"] == 2 * N * len(PROMPTS)
+    *_, seen = watch(follow(tmp_path), Watch(GroupBounds((0.0, 1.0), None)), once=True)
+    assert (seen.failing, seen.undrawn, seen.arms) == ((), 0, ("per-sample", "native"))
+    assert seen.trajectories["probe"].monitor.groups == len(PROMPTS)
 
 
 def test_a_comparison_that_fails_takes_nothing_from_the_group(
