@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from parity.contracts import accounting, arms, clones, curves, finish, grouping, requests, scores, tokens, wire
+from parity.contracts import accounting, arms, clones, curves, finish, grouping, requests, scores, streams, tokens, wire
 from parity.contracts.answers import samples_of
 from parity.contracts.facts import Facts, Groups, facts_of, groups_of
 from parity.contracts.outcomes import Case, Check, Outcome, Tally, findings_of
@@ -95,6 +95,7 @@ _SAMPLE_RULES: tuple[tuple[Check, str, SampleRule], ...] = (
 
 _STATUS = Check("exchange_status", "Every request was answered with status 200", Severity.WARNING)
 _IDS = Check("exchange_unique_ids", "Every output has an id of its own, over all answers")
+_VIEWS = _check(streams.views_grow, "exchange_")
 _EXCHANGE_RULES: tuple[tuple[Check, wire.ExchangeRule], ...] = tuple(
     (_check(rule, "exchange_"), rule)
     for rule in (
@@ -159,6 +160,7 @@ CHECKS: tuple[Check, ...] = (
     *(check for check, _, _ in _SAMPLE_RULES),
     _STATUS,
     _IDS,
+    _VIEWS,
     *(check for check, _ in _EXCHANGE_RULES),
     *(check for check, _ in _OUTPUT_RULES),
     _ACCOUNTED,
@@ -216,7 +218,8 @@ def check_exchanges(exchanges: Iterable[Exchange], rules: Rules) -> list[Finding
             continue  # a control request, such as an abort
         tally.add(_STATUS.name, _status(exchange, name))
         if exchange.status == 200:
-            _check_answer(exchange, name, rules, tally, seen)
+            tally.add(_VIEWS.name, streams.views_grow(exchange, name))
+            _check_answer(streams.settled(exchange), name, rules, tally, seen)
     missing = "the exchanges lack what the rule needs"
     return [
         finding
@@ -228,6 +231,7 @@ def check_exchanges(exchanges: Iterable[Exchange], rules: Rules) -> list[Finding
 _WIRE_UNITS: Sequence[tuple[Check, str]] = (
     (_STATUS, "requests"),
     (_IDS, "answers"),
+    (_VIEWS, "streams"),
     *((check, "answers") for check, _ in _EXCHANGE_RULES),
     *((check, "outputs") for check, _ in _OUTPUT_RULES),
 )

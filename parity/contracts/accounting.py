@@ -19,6 +19,7 @@ import numpy.typing as npt
 from parity.contracts.facts import NULL, Bools, Facts, Groups, Objects, integer_lists, known_objects, over_rows
 from parity.contracts.finish import unfinished
 from parity.contracts.outcomes import SHOWN, Case, Outcome
+from parity.contracts.streams import settled
 from parity.contracts.wire import Output, outputs_of
 from parity.exchanges import Exchange
 from parity.findings import Where
@@ -62,8 +63,9 @@ def _book(account: Account, exchange: Exchange) -> None:
         account.failed += 1
         return
     account.answered[exchange.arm or "unknown"] += 1
-    outputs = outputs_of(exchange, "")
-    account.unreadable += len(exchange.outputs) - len(outputs)
+    answer = settled(exchange)
+    outputs = outputs_of(answer, "")
+    account.unreadable += len(answer.outputs) - len(outputs)
     account.outputs += map(_received, outputs)
     for output in outputs:
         for name in SAMPLING_PARAMS:

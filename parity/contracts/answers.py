@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from operator import itemgetter
 from typing import Any
 
+from parity.contracts.streams import settled
 from parity.contracts.wire import Output, ints_of, outputs_of
 from parity.exchanges import Exchange
 from parity.samples import STATUS_OF_FINISH_REASON, Sample
@@ -24,7 +25,7 @@ def samples_of(exchanges: Iterable[Exchange]) -> Iterator[Sample]:
     for number, exchange in enumerate(exchanges):
         if exchange.status != 200:
             continue
-        for output in outputs_of(exchange, ""):
+        for output in outputs_of(settled(exchange), ""):
             stated = exchange.group_index
             key = (number, repr(output.prompt)) if stated is None else (exchange.rollout_id, stated)
             group_index = numbers.setdefault(key, len(numbers)) if stated is None else stated

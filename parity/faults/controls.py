@@ -10,6 +10,7 @@ from parity.faults.clean import CAP, FIRST_WORD, SIZE, STOP, clean_exchanges, gr
 from parity.faults.curves import each_run, scale
 from parity.faults.edits import abort, copy_output, normalise, rewrite
 from parity.faults.scenes import DRAWS, ROLLOUT, RUNS, TRACKER, TWIN, WIRE, Control, Runs, Scene
+from parity.faults.wire import stream
 from parity.samples import Sample
 
 
@@ -230,6 +231,7 @@ CONTROLS = (
     Control("forced-tokens", "forced tokens have log-prob 0", ROLLOUT, _forced_token),
     Control("constant-rewards", "legal groups of zero deviation: advantages are 0", ROLLOUT, _collapsed),
     Control("aborted-restored", "aborted samples without reward, out of the mean, in both arms", ROLLOUT, _restored),
+    Control("sound-stream", "an answer in views that grow", WIRE, stream),
     Control("aborted-in-queue", "an abort without tokens that says why", WIRE, _aborted_in_queue),
     Control("end-at-cap", "the end falls on the cap: length and stop are both true", ROLLOUT, _end_at_cap),
     Control("retry-recorded", "a failed attempt, recorded, then answered", ROLLOUT, _retried),

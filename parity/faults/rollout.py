@@ -360,6 +360,10 @@ FAULTS = tuple(
             ("reward_recomputed", "advantage_recomputed"),
         ),
         (
+            "truncated-unscored", "THUDM/slime#92", "host", "a response cut at its cap gets no reward",
+            rewarded(set_one("length", reward=None, advantage=None)), "reward_missing", 1, ("arms_fields_present",),
+        ),
+        (
             "status-pending", "THUDM/slime#92", "host", "a finished sample is left pending",
             rewarded(set_one(status="pending", reward=None, advantage=None)), "status", 1, (),
         ),

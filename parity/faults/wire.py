@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -161,6 +162,39 @@ def _lose_partial(body: Body) -> None:
     _abort(body, message="aborted in the waiting queue")
     body.update(output_ids=[], text="")
     body["meta_info"].update(output_token_logprobs=[])
+
+
+def stream(scene: Scene) -> None:
+    """The first group's answer comes as a stream: every output in three views, and the end."""
+    _ask({"stream": True})(scene)
+    answer = scene.exchanges[0].response
+    views = [_view(index, body, part) for part in (1, 2, 3) for index, body in enumerate(answer)]
+    scene.exchanges[0] = replace(scene.exchanges[0], response=[*views, "[DONE]"])
+
+
+def _view(index: int, body: Body, part: int) -> Body:
+    """The first third of an output, two thirds, or all of it."""
+    view = deepcopy(body) | {"index": index}
+    if part < 3:
+        _resize(body["output_ids"][: len(body["output_ids"]) * part // 3])(view)
+        view["meta_info"]["finish_reason"] = None
+    return view
+
+
+def _last_view(change: Callable[[Body], object]) -> Plant:
+    """Changes the last view of the longest output of a stream."""
+
+    def plant(scene: Scene) -> None:
+        stream(scene)
+        change(max(scene.exchanges[0].response[-SIZE - 1 : -1], key=lambda body: len(body["output_ids"])))
+
+    return plant
+
+
+def _lose_all(body: Body) -> None:
+    """Aborted while queued again: the last view is empty, and counts nothing."""
+    _resize([])(body)
+    _abort(body, message="aborted in the waiting queue")
 
 
 def _fail(scene: Scene, status: int, text: str) -> None:
@@ -367,6 +401,20 @@ FAULTS = tuple(
         (
             "stream-cut", "vllm-project/vllm#47933", "engine", "a closed stream ends without a finish reason",
             _output(lambda body: body["meta_info"].pop("finish_reason")), "exchange_finish_reason", 1,
+            ("finish_reason", "status"),
+        ),
+        (
+            "partial-lost-in-stream", "sgl-project/sglang#11673", "engine", "an abort takes back what was streamed",
+            _last_view(_lose_all), "exchange_views_grow", 1, (),
+        ),
+        (
+            "stream-restarted", "radixark/miles#1334", "router", "a stream is asked for again, and other tokens go on",
+            _last_view(lambda body: body["output_ids"].__setitem__(0, FIRST_WORD)), "exchange_views_grow", 1,
+            ("exchange_rollout_log_probs_length",),
+        ),
+        (
+            "stream-ends-unfinished", "vllm-project/vllm#47933", "engine", "a stream is done, but an output is not",
+            _last_view(lambda body: body["meta_info"].update(finish_reason=None)), "exchange_finish_reason", 1,
             ("finish_reason", "status"),
         ),
         (
