@@ -25,8 +25,9 @@ REWARD_MODULE = "host_test_reward"
 class SeededServer:
     """An engine and its router in one: what it answers is a function of prompt and seed, in whatever way it is asked.
 
-    Without a seed, the k-th answer to a prompt takes k. Requests that `holds` names wait until they are aborted. With
-    `upstream` it is the router alone, and an engine there answers.
+    Without a seed, the k-th answer to a prompt takes k. Requests that `holds` names wait until they are aborted, when
+    samples in `queued_slots` were still in the engine's queue. With `upstream` it is the router alone, and an engine
+    there answers.
     """
 
     def __init__(self) -> None:
@@ -34,6 +35,7 @@ class SeededServer:
         self.headers: list[dict[str, str]] = []
         self.refuse: Callable[[dict[str, Any]], tuple[int, Any] | None] = lambda body: None
         self.holds: Callable[[dict[str, Any]], bool] = lambda body: False
+        self.queued_slots: frozenset[int] = frozenset()
         self.upstream: str | None = None
         self.most_in_flight = 0
         self._in_flight = 0
@@ -110,6 +112,9 @@ class SeededServer:
         items = [
             self._item(one, own, slot, aborted) for one, own in zip(prompts, each, strict=True) for slot in range(n)
         ]
+        if aborted:
+            for slot in self.queued_slots & set(range(len(items))):
+                as_queued(items[slot])
         return items if is_list or n > 1 else items[0]
 
     def _item(self, prompt: Any, params: dict[str, Any], slot: int, aborted: bool) -> dict[str, Any]:
@@ -135,6 +140,16 @@ class SeededServer:
             "output_token_logprobs": [[-rng.random(), token, None] for token in ids],
         }
         return {"text": bytes(ids).decode(), "output_ids": ids, "meta_info": meta}
+
+
+def as_queued(item: dict[str, Any]) -> None:
+    """Makes an aborted item one that the engine aborted in its queue, as SGLang answers it: without these fields."""
+    item.update(text="", output_ids=[])
+    meta = item["meta_info"]
+    meta["finish_reason"]["message"] = "Abort in waiting queue"
+    meta.update(completion_tokens=0, output_token_logprobs=[])
+    for name in ("prompt_tokens", "cached_tokens"):
+        del meta[name]
 
 
 @pytest.fixture

@@ -263,6 +263,25 @@ def test_partial_outputs_of_an_abort_come_back(
     assert all(sample.metadata["start_rollout_id"] == 3 and sample.reward is None for sample in kept)
 
 
+def test_a_group_aborted_half_in_the_queue_keeps_what_came_and_goes_on(
+    arguments: Any, rollout: Any, server: Any, miles: Any, data_source: Any
+) -> None:
+    source = data_source(miles.Sample, PROMPTS, N)
+    server.holds = lambda body: len(body["input_ids"]) > 5
+    server.queued_slots = frozenset({1, 3})
+    rollout(arguments(partial_rollout=True, rollout_batch_size=1, over_sampling_batch_size=3), True, source)
+    kept = source.given_back
+    assert [[sample.response_length for sample in group] for group in kept] == [[1, 0, 1, 0]] * 2
+    assert all(sample.status == miles.Sample.Status.ABORTED for group in kept for sample in group)
+
+    server.holds = lambda body: False
+    resumed, _ = rollout(arguments(partial_rollout=True, rollout_batch_size=2), True, source)
+    for sample in (sample for group in resumed.samples for sample in group):
+        assert sample.status != miles.Sample.Status.ABORTED
+        assert len(sample.tokens) == len(sample.prompt) + sample.response_length
+        assert 0 < sample.response_length == len(sample.rollout_log_probs) <= 8
+
+
 def test_sample_granularity_counts_every_sample_down(
     arguments: Any, rollout: Any, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

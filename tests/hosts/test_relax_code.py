@@ -386,6 +386,31 @@ def test_partial_outputs_of_an_abort_come_back_to_the_buffer(
     assert all(sample.reward is None for sample in kept)
 
 
+def test_a_group_aborted_half_in_the_queue_keeps_what_came_and_goes_on(
+    relax: Any, arguments: Any, rollout: Any, server: Any, data_source: Any
+) -> None:
+    source = data_source(relax.Sample, PROMPTS, N)
+    kept: list[Any] = []
+    source.add_samples = kept.extend
+    server.holds = lambda body: len(body["input_ids"][0]) > 5
+    server.queued_slots = frozenset({1, 3})
+    args = arguments(partial_rollout=True, rollout_batch_size=1, over_sampling_batch_size=3)
+    rollout(generate_rollout, args, source)
+    assert [[sample.response_length for sample in group] for group in kept] == [[1, 0, 1, 0]] * 2
+    assert all(sample.status == relax.Sample.Status.ABORTED for group in kept for sample in group)
+
+    server.holds = lambda body: False
+    source = data_source(relax.Sample, [], N)
+    source.given_back = kept
+    args = arguments(partial_rollout=True, rollout_batch_size=2, over_sampling_batch_size=2)
+    resumed, queue, _ = rollout(generate_rollout, args, source)
+    assert len(queue.columns["tokens"]) == 2 * N
+    for sample in (sample for group in resumed.samples for sample in group):
+        assert sample.status != relax.Sample.Status.ABORTED
+        assert len(sample.tokens) == len(sample.prompt) + sample.response_length
+        assert 0 < sample.response_length == len(sample.rollout_log_probs) <= 8
+
+
 def test_an_abort_before_anything_was_sent_leaves_the_group_as_it_was(
     relax: Any, arguments: Any, rollout: Any, server: Any, data_source: Any
 ) -> None:

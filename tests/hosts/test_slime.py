@@ -274,6 +274,25 @@ def test_partial_outputs_of_an_abort_come_back_and_are_resumed(
             assert sample.response_length == len(sample.rollout_log_probs) == len(sample.loss_mask)
 
 
+def test_a_group_aborted_half_in_the_queue_keeps_what_came_and_goes_on(
+    slime: Any, arguments: Any, rollout: Any, server: Any, data_source: Any
+) -> None:
+    source = data_source(slime.Sample, PROMPTS, N)
+    server.holds = lambda body: len(body["input_ids"]) > 5
+    server.queued_slots = frozenset({1, 3})
+    rollout(generate_rollout, arguments(partial_rollout=True, rollout_batch_size=1, over_sampling_batch_size=3), source)
+    kept = source.given_back
+    assert [[sample.response_length for sample in group] for group in kept] == [[1, 0, 1, 0]] * 2
+    assert all(sample.status == slime.Sample.Status.ABORTED for group in kept for sample in group)
+
+    server.holds = lambda body: False
+    resumed, _ = rollout(generate_rollout, arguments(partial_rollout=True, rollout_batch_size=2), source)
+    for sample in (sample for group in resumed.samples for sample in group):
+        assert sample.status != slime.Sample.Status.ABORTED
+        assert len(sample.tokens) == len(sample.prompt) + sample.response_length
+        assert 0 < sample.response_length == len(sample.rollout_log_probs) == len(sample.loss_mask) <= 8
+
+
 def test_an_abort_before_anything_was_sent_gives_the_group_back_as_it_was(
     slime: Any, arguments: Any, rollout: Any, server: Any, data_source: Any
 ) -> None:
