@@ -1,8 +1,8 @@
 """What the patch itself costs a group, against decoding the JSON of the same response.
 
-Plans, validates and applies one native group, n = 8 with 4,096 tokens a sample, and decodes the same response with the
-standard library's `json` and with orjson. The three take turns, so that drift of the machine is shared; medians and
-their ratios are printed.
+Plans, validates and applies one native group, n = 8 with 4,096 tokens a sample, without and with the recorder, and
+decodes the same response with the standard library's `json` and with orjson. They take turns, so that drift of the
+machine is shared; medians and their ratios are printed. The package must be importable (`pip install -e .`).
 
     python benchmarks/patch_overhead.py [--repeats 60]
 """
@@ -14,14 +14,16 @@ import asyncio
 import json
 import random
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import orjson
 
-from rollout_patch import Output, SampleRequest, generate_group
+from rollout_patch import GroupReport, Output, Recorder, SampleRequest, generate_group, json_lines, sample_rows
 
 SAMPLES, TOKENS, PROMPT_TOKENS = 8, 4096, 512
 
@@ -94,22 +96,37 @@ def main() -> None:
     async def post(payload: dict[str, Any], headers: Mapping[str, str]) -> Any:
         return decoded
 
-    def patch() -> None:
+    def patch(recorder: Recorder | None = None) -> GroupReport:
         samples = [HostSample([1] * PROMPT_TOKENS, [], [], []) for _ in range(SAMPLES)]
-        loop.run_until_complete(generate_group("native", samples, adapter=Adapter(), post=post))
+        work = generate_group("native", samples, adapter=Adapter(), post=post, recorder=recorder)
+        return loop.run_until_complete(work)
 
-    works = {"patch": patch, "json": lambda: json.loads(body), "orjson": lambda: orjson.loads(body)}
-    times: dict[str, list[float]] = {name: [] for name in works}
-    for _ in range(repeats):
-        for name, work in works.items():
-            times[name].append(seconds(work))
+    with tempfile.TemporaryDirectory() as folder:
+        write_exchange = json_lines(Path(folder) / "run.exchanges.jsonl")
+        write_sample = json_lines(Path(folder) / "run.samples.jsonl")
+
+        def recorded() -> None:
+            for row in sample_rows(patch(write_exchange), rollout_id=0, group_index=0):
+                write_sample(row)
+
+        works: dict[str, Callable[[], Any]] = {
+            "patch": patch,
+            "recorded": recorded,
+            "json": lambda: json.loads(body),
+            "orjson": lambda: orjson.loads(body),
+        }
+        times: dict[str, list[float]] = {name: [] for name in works}
+        for _ in range(repeats):
+            for name, work in works.items():
+                times[name].append(seconds(work))
     loop.close()
     medians = {name: statistics.median(values) for name, values in times.items()}
     print(f"n = {SAMPLES}, {TOKENS} tokens a sample, {len(body) / 1e6:.2f} MB, median of {repeats}")
     for name, median in medians.items():
-        print(f"  {name:6} {median * 1e3:7.2f} ms")
+        print(f"  {name:8} {median * 1e3:7.2f} ms")
     for name in ("json", "orjson"):
         print(f"  patch / {name} = {medians['patch'] / medians[name]:.2f}")
+        print(f"  recorded / {name} = {medians['recorded'] / medians[name]:.2f}")
 
 
 if __name__ == "__main__":
