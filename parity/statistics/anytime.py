@@ -23,6 +23,8 @@ WARM_UP = 100
 SHIFTS = np.array([0.03, 0.06, 0.12, 0.25, 0.5, 1.0])
 """Shifts of a mean, in standard deviations of a group, that a normal process bets on."""
 
+BOTH_SHIFTS = np.concatenate([SHIFTS, -SHIFTS])
+
 TILTS = np.array([0.1, 0.25, 0.5, 1.0, 2.0])
 """Shifts of a permuted statistic, in its standard deviations, that an exchange process bets on."""
 
@@ -47,7 +49,7 @@ class NormalProcess:
         units: Groups seen, t.
     """
 
-    bets: Floats = field(default_factory=lambda: np.concatenate([SHIFTS, -SHIFTS]))
+    bets: Floats = field(default_factory=lambda: BOTH_SHIFTS)
     total: float = 0.0
     squares: float = 0.0
     largest_log_e: float = 0.0
@@ -77,6 +79,14 @@ def _normal_log_e(bets: Floats, totals: Floats, squares: Floats, units: Floats) 
     scores = totals / np.sqrt(np.where(speaks, squares, 1) / np.maximum(units, 1))
     log_e = special.logsumexp(bets[:, None] * scores - bets[:, None] ** 2 * units / 2, axis=0) - np.log(len(bets))
     return np.where(speaks, log_e, 0.0)
+
+
+def normal_log_e_at(bets: Floats, differences: Floats, block: int) -> Floats:
+    """The log e-values of `NormalProcess` for many streams (R, T) at the end of each whole block of groups, (R, H)."""
+    ends = slice(block - 1, None, block)
+    totals, squares = differences.cumsum(axis=1)[:, ends], (differences**2).cumsum(axis=1)[:, ends]
+    units = np.broadcast_to(np.arange(1.0, differences.shape[1] + 1)[ends], totals.shape)
+    return _normal_log_e(bets, totals.ravel(), squares.ravel(), units.ravel()).reshape(totals.shape)
 
 
 def normal_sequence(units: int, mean: float, deviation: float, alpha: float = ALPHA) -> Interval:

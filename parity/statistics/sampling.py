@@ -214,6 +214,11 @@ def _lengths(rollout: Rollout) -> Floats | None:
     return ids.lengths.astype(np.float64) if ids.valid.all() else _numbers(rollout, "response_length")
 
 
+def sample_values(rollout: Rollout, metric: str) -> Floats | None:
+    """One value a sample of a metric of `SAMPLING_MARGINS`, (N,); None if a sample lacks it."""
+    return _COLUMNS[metric](rollout)
+
+
 def _ended_by(rollout: Rollout, reason: str) -> Floats | None:
     reasons = rollout.strings("finish_reason")
     return None if any(one is None for one in reasons) else np.asarray(reasons == reason, dtype=np.float64)

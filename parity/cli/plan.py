@@ -1,0 +1,125 @@
+"""`parity plan`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from parity.cli.compare import SeveralValues
+from parity.cli.shared import counting
+from parity.errors import NotRecognised, UsageError
+
+PLAN_EXAMPLES = """\b
+Examples:
+  parity plan --margin reward=0.02
+  parity plan --margin reward=0.02 --sigma reward=0.185 --sigma-run reward=0.035
+  parity plan --margin reward=0.02 --margin response_length=0.02 --history parity-out/mine
+  parity plan --margin reward=0.02 --history dumps/*.pt --seconds-per-step 180 --gpus 16 --groups-per-step 64
+"""
+
+
+@click.command(cls=SeveralValues, epilog=PLAN_EXAMPLES)
+@click.option(
+    "--margin",
+    "margins",
+    multiple=True,
+    required=True,
+    metavar="METRIC=VALUE",
+    help="The largest difference that does not matter, as for `parity sample`: absolute, but a share of the mean for "
+    "response_length and negative_log_likelihood.",
+)
+@click.option(
+    "--history",
+    multiple=True,
+    metavar="SRC…",
+    help="What the baseline did before: samples give the spread of groups, curves of several runs that of runs.",
+)
+@click.option(
+    "--sigma", "sigmas", multiple=True, metavar="METRIC=VALUE", help="Standard deviation of a group's difference."
+)
+@click.option(
+    "--sigma-run", "run_sigmas", multiple=True, metavar="METRIC=VALUE", help="Standard deviation between runs."
+)
+@click.option("--mean", "means", multiple=True, metavar="METRIC=VALUE", help="A metric's mean, for a relative margin.")
+@click.option("--group-size", type=int, default=8, show_default=True, help="Samples a prompt.")
+@click.option("--groups-per-step", type=int, default=16, show_default=True, help="Prompts a training step.")
+@click.option("--steps", type=int, default=100, show_default=True, help="Training steps of a run.")
+@click.option("--seconds-per-step", type=float, help="Of a training step; with --gpus, costs are in GPU-hours too.")
+@click.option("--gpus", type=int, help="Of the whole job.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the simulations.")
+@click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON on standard output.")
+@click.option("--quiet", is_flag=True, help="Print only the cheapest design.")
+def plan(
+    margins: tuple[str, ...], history: tuple[str, ...], seed: int, as_json: bool, quiet: bool, **asked: Any
+) -> None:
+    """Says how many groups, steps and seeds a margin needs, what that costs, and the cheapest design that gets there.
+
+    Power is simulated from how much the metrics vary: stated, or measured in what you have.
+    """
+    import numpy as np
+    import orjson
+
+    from parity import planning
+    from parity.reports.planning import cheapest, print_plan
+
+    stated: dict[str, planning.Spread] = {}
+    for field, option in (("group", "sigmas"), ("run", "run_sigmas"), ("mean", "means")):
+        for metric, value in _numbers(asked.pop(option)).items():
+            known: dict[str, Any] = {field: value}
+            stated = planning.merged(stated, {metric: planning.Spread(metric, **known)})
+    setting = planning.Setting(**asked)
+    spreads = planning.merged(stated, _measured(history, setting.group_size, quiet)) if history else stated
+    made = planning.plan(_numbers(margins), spreads, setting, np.random.default_rng(seed))
+    console = Console(stderr=as_json, highlight=False)
+    if as_json:
+        sys.stdout.buffer.write(orjson.dumps(made.to_json(), option=orjson.OPT_INDENT_2) + b"\n")
+    elif quiet:
+        console.print(cheapest(made), markup=False)
+    else:
+        print_plan(made, console)
+
+
+def _numbers(given: Iterable[str]) -> dict[str, float]:
+    found = {}
+    for text in given:
+        name, _, value = text.partition("=")
+        try:
+            found[name] = float(value)
+        except ValueError as error:
+            raise UsageError(f"METRIC=VALUE is expected, such as reward=0.02, not {text!r}") from error
+    return found
+
+
+def _measured(history: tuple[str, ...], group_size: int, quiet: bool) -> Mapping[str, Any]:
+    """The spreads in what the user has: samples where there are some, curves where there are some."""
+    from parity.curves import read_runs
+    from parity.planning import group_spreads, merged, run_spreads
+    from parity.readers import find_sources
+
+    rollouts, runs = [], []
+    with counting(quiet) as watcher:
+        for number, source in enumerate(history):
+            watcher(number, len(history), source)
+            kinds = 0
+            if Path(source).exists():
+                try:
+                    found = find_sources([Path(source)], group_size).sources
+                except NotRecognised:
+                    found = ()
+                parts = [part for one in found if one.samples for part in one.samples()]
+                rollouts += parts
+                kinds += bool(parts)
+            try:
+                runs += [run.curves for run in read_runs(source)]
+                kinds += 1
+            except NotRecognised:
+                pass
+            if not kinds:
+                raise UsageError(f"--history {source}: neither samples nor curves are in it")
+    where = ", ".join(history[:2]) + (" and more" if len(history) > 2 else "")
+    return merged(group_spreads(rollouts, where), run_spreads(runs, where))
