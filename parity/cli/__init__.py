@@ -9,6 +9,7 @@ import click
 
 from parity.cli.check import check
 from parity.cli.compare import compare
+from parity.cli.plan import plan
 from parity.cli.run import report, run
 from parity.cli.sample import sample
 from parity.cli.selftest import selftest
@@ -23,7 +24,7 @@ def cli() -> None:
     """Proves that a change to how an RL trainer requests its rollouts leaves training the same, or shows where not."""
 
 
-for command in (run, sample, compare, report, check, serve, selftest):
+for command in (run, plan, sample, compare, report, check, serve, selftest):
     cli.add_command(command)
 
 
