@@ -230,31 +230,45 @@ def try_clean(runs: int) -> CleanTrial:
 
 
 def table(result: SelfTest) -> str:
-    """The result as plain text: one line a fault, then controls, false alarms and what went wrong."""
+    """The result as plain text: one line a fault, then controls, and the summary."""
     rows = [("level", "fault", "planted in", "caught by", "after", "seconds", "")]
     for trial in result.faults:
         after = f"{trial.after} {trial.unit}" if trial.after else "not caught"
-        mark = "" if trial.passed else "MISSED" if not trial.caught else f"ALSO {', '.join(trial.unexpected)}"
-        rows.append((trial.level, trial.fault, trial.place, trial.check, after, f"{trial.seconds:.2f}", mark))
+        rows.append((trial.level, trial.fault, trial.place, trial.check, after, f"{trial.seconds:.2f}", _mark(trial)))
     controls = [("control", "what it is", "", "", "", "seconds", "")]
     for control in result.controls:
-        mark = f"ALARM {', '.join(control.alarms)}" if control.alarms else ""
-        controls.append((control.control, control.description, "", "", "", f"{control.seconds:.2f}", mark))
+        seconds = f"{control.seconds:.2f}"
+        controls.append((control.control, control.description, "", "", "", seconds, _mark(control)))
+    return "\n".join([*_aligned(rows), "", *_aligned(controls), "", summary(result)])
+
+
+def summary(result: SelfTest) -> str:
+    """What went wrong, one line each, then false alarms, and the verdict in the last line."""
+    wrong = [
+        *(f"{trial.fault}: {_mark(trial)}" for trial in result.faults if not trial.passed),
+        *(f"{control.control}: {_mark(control)}" for control in result.controls if not control.passed),
+    ]
     clean = result.clean
     alarms = ", ".join(f"{name} in {count} runs" for name, count in clean.alarms.items()) or "no false alarm"
     caught, quiet = (sum(trial.passed for trial in trials) for trials in (result.faults, result.controls))
     return "\n".join(
         [
-            *_aligned(rows),
-            "",
-            *_aligned(controls),
-            "",
+            *wrong,
             f"{clean.runs} clean runs of {clean.groups} groups, {clean.samples} samples in all: {alarms} "
             f"({clean.seconds:.1f} s)",
             f"{caught} of {len(result.faults)} faults caught by the check named for them and by no other, "
             f"{quiet} of {len(result.controls)} controls pass: {'PASS' if result.passed else 'FAIL'}",
         ]
     )
+
+
+def _mark(trial: Trial | ControlTrial) -> str:
+    """What is wrong with a trial; empty if nothing is."""
+    if isinstance(trial, ControlTrial):
+        return f"ALARM {', '.join(trial.alarms)}" if trial.alarms else ""
+    if trial.passed:
+        return ""
+    return f"ALSO {', '.join(trial.unexpected)}" if trial.caught else "MISSED"
 
 
 def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:

@@ -6,20 +6,31 @@ import sys
 
 import click
 import orjson
-from rich.console import Console
+
+from parity.cli.shared import counting
+
+EXAMPLES = """\b
+Examples:
+  parity selftest
+  parity selftest --quiet
+  parity selftest --json > selftest.json
+"""
+EXIT_CODES = (
+    "Exit code: 0 if each fault is caught by the check named for it and by no other, and nothing sound is; else 1."
+)
 
 
-@click.command()
+@click.command(epilog=EXAMPLES + "\n" + EXIT_CODES)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on standard output.")
-def selftest(as_json: bool) -> None:
-    """Plants every fault and shows which check catches it, beside controls that must pass.
+@click.option("--quiet", is_flag=True, help="Print only the verdict, and what went wrong.")
+def selftest(as_json: bool, quiet: bool) -> None:
+    """Plants every fault and shows which check catches it, beside controls that must pass."""
+    from parity.selftest import run_selftest, summary, table
 
-    Exit code: 0 if each is caught by the check named for it and by no other, and nothing sound is; else 1.
-    """
-    from parity.selftest import run_selftest, table
-
-    console = Console(stderr=as_json, highlight=False)
-    with console.status("planting faults") as status:
-        result = run_selftest(lambda done, total: status.update(f"planting faults: {done} of {total}"))
-    click.echo(orjson.dumps(result.to_json(), option=orjson.OPT_INDENT_2).decode() if as_json else table(result))
+    with counting(quiet) as watcher:
+        result = run_selftest(lambda done, total: watcher(done, total, "planting faults"))
+    if as_json:
+        click.echo(orjson.dumps(result.to_json(), option=orjson.OPT_INDENT_2).decode())
+    else:
+        click.echo(summary(result) if quiet else table(result))
     sys.exit(0 if result.passed else 1)

@@ -94,6 +94,15 @@ def test_the_command_exits_1_on_a_miss_and_says_which(monkeypatch: pytest.Monkey
     assert "0 of 1 faults" in result.stdout
 
 
+def test_quiet_prints_the_verdict_and_what_went_wrong_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = CliRunner().invoke(cli, ["selftest", "--quiet"])
+    assert (result.exit_code, len(result.stdout.splitlines())) == (0, 2)
+    monkeypatch.setattr(selftest, "FAULTS", {FAULT.name: replace(FAULT, plant=lambda scene: None)})
+    result = CliRunner().invoke(cli, ["selftest", "--quiet"])
+    assert result.exit_code == 1
+    assert result.stdout.splitlines()[0] == f"{FAULT.name}: MISSED"
+
+
 def test_json_holds_every_trial_in_the_envelope() -> None:
     result = CliRunner().invoke(cli, ["selftest", "--json"])
     document = json.loads(result.stdout)
