@@ -244,8 +244,8 @@ class RolloutCalls:
             "trained": turn.trained,
         }
         for sample, row in zip(group, sample_rows(report, self.rollout_id, index), strict=True):
-            reward = sample.reward[self.reward_key] if self.reward_key and sample.reward else sample.reward
-            known = {"reward": float(reward)} if isinstance(reward, (int, float)) else {}
+            reward = sample.reward.get(self.reward_key) if isinstance(sample.reward, Mapping) else sample.reward
+            known = {"reward": float(reward)} if hasattr(reward, "__float__") else {}
             write_sample({**row, **known, "extra": {"assignment": assignment}})
 
     def metrics(self) -> dict[str, float]:

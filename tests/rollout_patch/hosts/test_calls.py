@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_patch import Capabilities, UnsupportedHost
+from rollout_patch import Capabilities, GroupReport, Output, SampleRequest, UnsupportedHost, fixed
 from rollout_patch.hosts.calls import RolloutCalls, Turn
 from rollout_patch.hosts.options import Options
 
@@ -116,6 +119,28 @@ def test_cancelled_at_any_await_nothing_runs_on(steps: tuple[int, int], cancel_a
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("reward", "recorded"),
+    [
+        (1, 1.0),
+        (0.5, 0.5),
+        (np.float32(0.25), 0.25),
+        ({"score": 0.75, "format": 1}, 0.75),
+        ({"format": 1}, None),
+        (None, None),
+        ("good", None),
+    ],
+)
+def test_a_reward_is_recorded_where_it_is_a_number(reward: Any, recorded: float | None, tmp_path: Path) -> None:
+    calls = RolloutCalls(Options(record=tmp_path), Capabilities(), rollout_id=2, seed=5, reward_key="score")
+    output = Output("x", [7], [-0.5], "stop", None, 2, 0, "w1", "id", {})
+    report = GroupReport("native", "native", (), 1, 0, (output,), (SampleRequest({}, input_ids=[1, 2]),))
+    sample = SimpleNamespace(group_index=4, reward=reward)
+    calls.record([sample], Turn(fixed("native"), "native", trained=True), report)
+    (line,) = (tmp_path / "rollout.samples.jsonl").read_text().splitlines()
+    assert json.loads(line).get("reward") == recorded
 
 
 def test_arms_are_drawn_by_the_groups_number_and_refused_without_one() -> None:
