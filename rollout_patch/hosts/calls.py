@@ -9,7 +9,7 @@ import os
 from asyncio import Semaphore
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, SupportsFloat
 
 from rollout_patch.assignment import Assignment
 from rollout_patch.eligibility import Capabilities, choose_arm
@@ -245,7 +245,7 @@ class RolloutCalls:
         }
         for sample, row in zip(group, sample_rows(report, self.rollout_id, index), strict=True):
             reward = sample.reward.get(self.reward_key) if isinstance(sample.reward, Mapping) else sample.reward
-            known = {"reward": float(reward)} if hasattr(reward, "__float__") else {}
+            known = {"reward": float(reward)} if isinstance(reward, SupportsFloat) else {}
             write_sample({**row, **known, "extra": {"assignment": assignment}})
 
     def metrics(self) -> dict[str, float]:
