@@ -10,7 +10,8 @@ import click
 from parity.cli.check import check
 from parity.cli.compare import compare
 from parity.cli.plan import plan
-from parity.cli.run import report, run
+from parity.cli.report import report
+from parity.cli.run import run
 from parity.cli.sample import sample
 from parity.cli.selftest import selftest
 from parity.cli.serve import serve

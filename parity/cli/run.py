@@ -1,4 +1,4 @@
-"""`parity run` and `parity report`."""
+"""`parity run`."""
 
 from __future__ import annotations
 
@@ -108,20 +108,6 @@ def run(context: click.Context, /, out: Path | None, resume: bool, as_json: bool
             resume=resume,
         )
     conclude(directory, console, as_json, quiet)
-
-
-@click.command()
-@click.argument("directory", type=click.Path(path_type=Path, file_okay=False, exists=True))
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on standard output.")
-@click.option("--quiet", is_flag=True, help="Print only the verdict.")
-def report(directory: Path, as_json: bool, quiet: bool) -> None:
-    """Checks an experiment on disk again and writes its report again.
-
-    \b
-    Example:
-      parity report parity-out/20260101-120000
-    """  # noqa: D301 - \b is click's mark for a paragraph that keeps its lines
-    conclude(directory, Console(stderr=as_json, highlight=False), as_json, quiet)
 
 
 def _run_config(context: click.Context, asked: dict[str, Any], resumed: Path | None) -> ExperimentConfig:

@@ -7,12 +7,18 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from parity.errors import UsageError
 from parity.findings import Verdict
+from parity.reports.words import Language
+
+if TYPE_CHECKING:
+    from parity.reports.document import Report  # imports scipy, which takes seconds
 
 EXIT_CODES = {Verdict.PARITY: 0, Verdict.DIFFERENT: 1, Verdict.INCONCLUSIVE: 3}
 EXIT_ERROR = 2
@@ -45,22 +51,34 @@ def write_file(path: Path, content: bytes) -> None:
         raise UsageError(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
-def conclude(directory: Path, console: Console, as_json: bool, quiet: bool) -> None:
+def conclude(directory: Path, console: Console, as_json: bool, quiet: bool, language: Language = "en") -> None:
     """Judges an experiment on disk, writes its report, shows it, and exits with the verdict's code."""
     from parity.acceptance import assess
     from parity.reports.terminal import print_report
     from parity.reports.write import write_report
 
     result = assess(directory)
-    files = write_report(result, directory / "report")
+    files = write_report(result, directory / "report", directory, language)
+    tell_github(result, language)
     if as_json:
         sys.stdout.buffer.write((directory / "report" / "report.json").read_bytes())
     elif quiet:
         console.print(result.verdict.verdict.value)
     else:
         print_report(result, console)
-        console.print(f"report: {files[-1]}", style="dim")
+        console.print(f"report: {files[-1]} and {files[-2].name}", style="dim")
     sys.exit(EXIT_CODES[result.verdict.verdict])
+
+
+def tell_github(report: Report, language: Language = "en") -> None:
+    """In GitHub Actions: annotations, and the report as the step's summary."""
+    from parity.reports import github
+
+    if os.environ.get("GITHUB_ACTIONS") == "true":
+        for line in github.workflow_commands(report):
+            click.echo(line, err=True)
+    if path := os.environ.get("GITHUB_STEP_SUMMARY"):
+        github.add_summary(report, Path(path), language)
 
 
 def parse_margins(texts: Sequence[str], known: Collection[str]) -> dict[str, float]:

@@ -349,7 +349,7 @@ _COMPARED_FIRST = ("paired", "recorded", "probe", "switchback", "twin", "replay"
 
 def _arms_of_design(runs: Sequence[RunRecord], arms: tuple[str, str]) -> dict[str, Mapping[str, tuple[str, ...]]]:
     """By design and arm, the names of the curves with metrics."""
-    found = {}
+    found: dict[str, Mapping[str, tuple[str, ...]]] = {}
     for design in dict.fromkeys(run.design for run in runs):
         named = [pair for run in runs if run.design == design and run.metrics for pair in _curve_names(run)]
         found[design] = {arm: tuple(name for of_arm, name in named if of_arm == arm) for arm in arms}

@@ -12,6 +12,7 @@ from parity.reports import text
 from parity.reports.data import plain
 from parity.reports.document import Mark, Report, RunOutcome
 from parity.reports.plots import Picture
+from parity.reports.words import Language, Say, speaker
 
 LIMIT = 64_000
 """Bytes; GitHub cuts a comment off at 65,536 characters."""
@@ -26,45 +27,52 @@ _AUTOLINK = re.compile(r"@|#|:(?=//)|\bwww", re.IGNORECASE)
 _BREAK = "&#8203;"
 
 
-def render(report: Report, pictures: Sequence[Picture]) -> str:
-    """The report as Markdown; the pictures are linked by file name.
+def render(report: Report, pictures: Sequence[Picture] | None, language: Language = "en") -> str:
+    """The report as Markdown; the pictures are linked by file name, and left out with a word on it where `None`.
 
     Everything that another program or a model wrote is escaped. Long lists are cut, and say how many entries they lack;
-    report.json holds them all.
+    report.json holds them all. What checks say of their findings stays English.
     """
+    say = speaker(language)
     blocks = [
-        f"# Rollout parity: {report.verdict.verdict.value}",
-        f"**{escape(text.headline(report)).strip()}**",
-        *map(escape, filter(None, (text.planted(report), text.not_shown(report)))),
-        _list(text.reasons(report)),
-        *_failed(report),
-        "## The eight metrics",
-        _table(text.COLUMNS, [text.row_cells(row) for row in report.rows]),
-        _sentence(text.basis(report), *dict.fromkeys(note for row in report.rows for note in row.notes)),
-        "## The ladder of evidence",
-        _ladder(report),
-        "## Curves",
-        *(f"![{escape(picture.title)}]({picture.file_name})\n\n{escape(picture.caption)}" for picture in pictures),
-        *([] if pictures else ["Not drawn: no run has metrics."]),
-        "## Performance",
-        *_performance(report),
-        "## What was not compared",
-        _not_compared(report),
-        "## How each run ended",
-        *_outcomes(report),
-        "## How to reproduce",
-        *_reproduce(report),
+        say("# Rollout parity: {verdict}", verdict=report.verdict.verdict.value),
+        f"**{escape(text.headline(report, say)).strip()}**",
+        *map(escape, filter(None, (text.planted(report, say), text.not_shown(report, say)))),
+        _list(text.reasons(report, say), say),
+        *_failed(report, say),
+        say("## The eight metrics"),
+        _table([say(column) for column in text.COLUMNS], [text.row_cells(row, say) for row in report.rows]),
+        _sentence(text.basis(report, say), *dict.fromkeys(note for row in report.rows for note in row.notes)),
+        say("## The ladder of evidence"),
+        _ladder(report, say),
+        say("## Curves"),
+        *_curves(pictures, say),
+        say("## Performance"),
+        *_performance(report, say),
+        say("## What was not compared"),
+        _not_compared(report, say),
+        say("## How each run ended"),
+        *_outcomes(report, say),
+        say("## How to reproduce"),
+        *_reproduce(report, say),
     ]
-    body = "\n\n".join(_fit(blocks)) + "\n"
-    return body + _all_findings(report.findings, LIMIT - len(body.encode()))
+    body = "\n\n".join(_fit(blocks, say)) + "\n"
+    return body + _all_findings(report.findings, LIMIT - len(body.encode()), say)
 
 
-def _fit(blocks: Sequence[str]) -> list[str]:
+def _curves(pictures: Sequence[Picture] | None, say: Say) -> list[str]:
+    if pictures is None:
+        return [say("Drawn in the report's own files, not here.")]
+    drawn = [f"![{escape(picture.title)}]({picture.file_name})\n\n{escape(picture.caption)}" for picture in pictures]
+    return drawn or [say("Not drawn: no run has metrics.")]
+
+
+def _fit(blocks: Sequence[str], say: Say) -> list[str]:
     """The blocks, the longest replaced by a sentence one after the other until all are within the limit."""
     fitting = list(blocks)
     while sum(len(block.encode()) + 2 for block in fitting) > LIMIT:
         longest = max(range(len(fitting)), key=lambda place: len(fitting[place].encode()))
-        fitting[longest] = "Left out for its length; report.json has it."
+        fitting[longest] = say("Left out for its length; report.json has it.")
     return fitting
 
 
@@ -93,41 +101,42 @@ def _sentence(*parts: str) -> str:
     return " ".join(escape(part) for part in parts)
 
 
-def _list(items: Sequence[str], most: int = _LISTED) -> str:
+def _list(items: Sequence[str], say: Say, most: int = _LISTED) -> str:
     """The first items as a list, and how many are left out where some are."""
     left = len(items) - most
-    return "\n".join(f"- {item}" for item in [*map(escape, items[:most]), *_left_out(left)])
+    return "\n".join(f"- {item}" for item in [*map(escape, items[:most]), *_left_out(left, say)])
 
 
-def _left_out(number: int) -> list[str]:
-    return [f"{number} more are in report.json"] if number > 0 else []
+def _left_out(number: int, say: Say) -> list[str]:
+    return [say("{number} more are in report.json", number=number)] if number > 0 else []
 
 
-def _ladder(report: Report) -> str:
+def _ladder(report: Report, say: Say) -> str:
     rows = [
         (
-            f"{rung.level.rung} {rung.level.value}",
-            text.QUESTIONS[rung.level],
-            text.status(rung.status),
-            f"{rung.compared} of {rung.total}",
-            text.said(rung.strongest) if rung.strongest else "no finding",
+            text.rung_name(rung.level, say),
+            say(text.QUESTIONS[rung.level]),
+            text.status(rung.status, say),
+            say("{compared} of {total}", compared=rung.compared, total=rung.total),
+            text.said(rung.strongest, say) if rung.strongest else say("no finding"),
         )
         for rung in report.ladder
     ]
-    return _table(("level", "question", "status", "findings compared", "strongest finding"), rows)
+    columns = ("level", "question", "status", "findings compared", "strongest finding")
+    return _table([say(column) for column in columns], rows)
 
 
-def _failed(report: Report) -> list[str]:
+def _failed(report: Report, say: Say) -> list[str]:
     """The first failing findings, causes first; nothing where none fails."""
-    items = [f"{finding.level.rung} {text.said(finding)}" for finding in report.failing]
-    return ["## What failed", _list(items, _FAILING)] if items else []
+    items = [f"{finding.level.rung} {text.said(finding, say)}" for finding in report.failing]
+    return [say("## What failed"), _list(items, say, _FAILING)] if items else []
 
 
-def _performance(report: Report) -> list[str]:
+def _performance(report: Report, say: Say) -> list[str]:
     columns = ("", report.baseline, report.experiment, f"{report.experiment} / {report.baseline}")
     measured = [finding for finding in report.findings if finding.level is Level.COST]
-    table = _table([escape(column) for column in columns], [text.cost_cells(row) for row in report.cost])
-    said = [f"{text.status(finding.status)}, {text.said(finding)}" for finding in measured]
+    table = _table([escape(column) for column in columns], [text.cost_cells(row, say) for row in report.cost])
+    said = [f"{text.status(finding.status, say)}, {text.said(finding, say)}" for finding in measured]
     note = (
         "Values are means a step of every pair that an engine answered, the twin's too; times and speeds leave out the "
         "first steps of each run as warm-up, and their ratio is the mean over interleaved steps of the log ratio."
@@ -137,23 +146,23 @@ def _performance(report: Report) -> list[str]:
             "Values are one number a run, the geometric mean over the steps that all runs have without the first ones, "
             "averaged over runs; ratio and interval are between runs, which were not interleaved."
         )
-    return [table, note, _list(said) or "No cost was tested."]
+    return [table, say(note), _list(said, say) or say("No cost was tested.")]
 
 
-def _not_compared(report: Report) -> str:
-    items = [f"the row {row.name}: no values" for row in report.rows if not row.baseline]
-    items += [f"the row {row.name}: no finding tests it" for row in report.rows if not row.findings]
-    items += [f"{rung.level.rung} {rung.level.value}: no finding" for rung in report.ladder if not rung.total]
-    items += [f"{finding.level.rung} {text.said(finding)}" for finding in report.not_compared]
-    return _list(items, 2 * _LISTED) or "Every finding compared something."
+def _not_compared(report: Report, say: Say) -> str:
+    items = [say("the row {row}: no values", row=say(row.name)) for row in report.rows if not row.baseline]
+    items += [say("the row {row}: no finding tests it", row=say(row.name)) for row in report.rows if not row.findings]
+    items += [f"{text.rung_name(rung.level, say)}: {say('no finding')}" for rung in report.ladder if not rung.total]
+    items += [f"{finding.level.rung} {text.said(finding, say)}" for finding in report.not_compared]
+    return _list(items, say, 2 * _LISTED) or say("Every finding compared something.")
 
 
-def _outcomes(report: Report) -> list[str]:
+def _outcomes(report: Report, say: Say) -> list[str]:
     def cells(run: RunOutcome) -> tuple[object, ...]:
         memory = "not recorded" if run.peak_memory_bytes is None else f"{run.peak_memory_bytes / 2**30:.2f} GiB"
-        ended = f"{run.status}: {run.message}" if run.message else run.status
+        ended = f"{say(run.status)}: {run.message}" if run.message else say(run.status)
         happened = (run.retries, run.restarts, run.resumes)
-        return run.run, run.design, run.steps, ended, *happened, text.duration(run.seconds), memory
+        return run.run, run.design, run.steps, ended, *happened, text.duration(run.seconds, say), say(memory)
 
     columns = (
         "run",
@@ -167,17 +176,21 @@ def _outcomes(report: Report) -> list[str]:
         "peak memory",
     )
     rows = [cells(run) for run in report.outcomes]
-    more = _left_out(len(rows) - _LISTED)
-    marks = [f"{mark.run}, step {mark.step}: {_event(mark)}" for mark in report.marks]
-    return [_table(columns, rows[:_LISTED]) if rows else "No run.", *more, *([_list(marks)] if marks else [])]
+    more = _left_out(len(rows) - _LISTED, say)
+    marks = [
+        say("{run}, step {step}: {event}", run=mark.run, step=mark.step, event=_event(mark, say))
+        for mark in report.marks
+    ]
+    table = _table([say(column) for column in columns], rows[:_LISTED]) if rows else say("No run.")
+    return [table, *more, *([_list(marks, say)] if marks else [])]
 
 
-def _event(mark: Mark) -> str:
-    kind = mark.kind.replace("_", " ")
+def _event(mark: Mark, say: Say) -> str:
+    kind = say(mark.kind.replace("_", " "))
     return f"{kind}: {mark.message}" if mark.message else kind
 
 
-def _reproduce(report: Report) -> list[str]:
+def _reproduce(report: Report, say: Say) -> list[str]:
     source = report.provenance
     margins = "; ".join(f"{name} ±{margin:g}" for name, margin in source.margins.items())
     rows = [
@@ -185,19 +198,19 @@ def _reproduce(report: Report) -> list[str]:
         ("config hash", source.config_hash),
         ("task", source.task),
         ("engine", source.engine),
-        ("designs", ", ".join(dict.fromkeys(run.design for run in report.outcomes)) or "no run"),
-        ("seeds", ", ".join(map(str, source.seeds)) or "not recorded"),
-        ("steps", "not recorded" if source.steps is None else source.steps),
-        ("wall time, first to last event", text.duration(source.seconds)),
-        ("margins, stated before the runs", margins or "not recorded"),
-        *(("counted", f"{count:,} {name}") for name, count in report.counts.items()),
+        ("designs", ", ".join(dict.fromkeys(run.design for run in report.outcomes)) or say("no run")),
+        ("seeds", ", ".join(map(str, source.seeds)) or say("not recorded")),
+        ("steps", say("not recorded") if source.steps is None else source.steps),
+        ("wall time, first to last event", text.duration(source.seconds, say)),
+        ("margins, stated before the runs", margins or say("not recorded")),
+        *(("counted", f"{count:,} {say(name)}") for name, count in report.counts.items()),
         *(("version", f"{name} {version}") for name, version in source.versions.items()),
     ]
     config = orjson.dumps(plain(source.config), option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS).decode()
     return [
-        fenced("\n".join(source.commands) or "# command not recorded", "sh"),
-        _table(("what", "value"), rows),
-        _details("Configuration", fenced(config, "json")),
+        fenced("\n".join(source.commands) or say("# command not recorded"), "sh"),
+        _table((say("what"), say("value")), [(say(name), value) for name, value in rows]),
+        _details(say("Configuration"), fenced(config, "json")),
     ]
 
 
@@ -206,7 +219,7 @@ def _details(summary: str, content: str) -> str:
     return f"<details>\n<summary>{summary}</summary>\n\n{content}\n\n</details>"
 
 
-def _all_findings(findings: Sequence[Finding], room: int) -> str:
+def _all_findings(findings: Sequence[Finding], room: int, say: Say) -> str:
     """Every finding in a table, the failing first, as many as there is room for in bytes."""
     order = (Status.FAIL, Status.INCONCLUSIVE, Status.NOT_COMPARED, Status.PASS)
     ranked = sorted(findings, key=lambda finding: order.index(finding.status))
@@ -214,17 +227,16 @@ def _all_findings(findings: Sequence[Finding], room: int) -> str:
     rows: list[tuple[object, ...]] = []
     room -= 1_000
     for finding in ranked:
-        found = (text.status(finding.status), finding.where, _value(finding.expected), _value(finding.observed))
+        found = (text.status(finding.status, say), finding.where, _value(finding.expected), _value(finding.observed))
         cells = (finding.level.rung, finding.check, *found, finding.message)
         room -= sum(len(escape(cell).encode()) + 3 for cell in cells) + 2
         if room < 0:
             break
         rows.append(cells)
     left = len(ranked) - len(rows)
-    summary = (
-        f"All {len(ranked)} findings" if not left else f"{len(rows)} of {len(ranked)} findings; all in report.json"
-    )
-    return f"\n{_details(summary, _table(columns, rows))}\n" if rows else ""
+    counted = "All {all} findings" if not left else "{shown} of {all} findings; all in report.json"
+    summary = say(counted, shown=len(rows), all=len(ranked))
+    return f"\n{_details(summary, _table([say(column) for column in columns], rows))}\n" if rows else ""
 
 
 def _value(value: object) -> str:

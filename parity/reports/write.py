@@ -4,22 +4,31 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from parity.reports import data, junit, markdown, plots
+from parity.reports import data, html, junit, markdown, plots
 from parity.reports.document import Report
+from parity.reports.words import Language
 from parity.store import write_atomically
 
 
-def write_report(report: Report, directory: Path) -> list[Path]:
-    """Writes report.md, report.json, junit.xml and the PNGs; the same report gives the same bytes.
+def write_report(
+    report: Report, directory: Path, experiment: Path | None = None, language: Language = "en"
+) -> list[Path]:
+    """Writes report.html, report.md, report.json, junit.xml and the PNGs; the same report gives the same bytes.
 
-    Pictures come first and report.md last, so that a report that is there is whole.
+    Pictures come first and report.md last, so that a report that is there is whole. The page shows the samples and
+    events of `experiment`, where they are on disk; `language` is that of the page and of report.md.
+
+    Raises:
+        InputError: A file of the experiment cannot be read.
     """
     directory.mkdir(parents=True, exist_ok=True)
+    evidence = html.gather(report, experiment) if experiment else html.Evidence()
     pictures = plots.draw(report)
     contents = {picture.file_name: picture.content for picture in pictures}
     contents["report.json"] = data.render(report)
     contents["junit.xml"] = junit.render(report)
-    contents["report.md"] = markdown.render(report, pictures).encode()
+    contents["report.html"] = html.render(report, evidence, language)
+    contents["report.md"] = markdown.render(report, pictures, language).encode()
     for name, content in contents.items():
         write_atomically(directory / name, content)
     return [directory / name for name in contents]

@@ -1,0 +1,55 @@
+// The verdict, the eight rows, the ladder, the cost and how each run ended.
+
+function overview() {
+  return [
+    el("p", { class: `verdict ${data.verdict}` }, data.headline),
+    data.beside.map((line) => el("p", { class: "beside" }, line)),
+    el("ul", {}, data.reasons.map((reason) => el("li", {}, reason))),
+    el("h2", {}, say("The eight metrics")),
+    table(["", say("baseline"), say("experiment"), say("difference"), say("test"), say("finding")], data.table.map(rowCells), "rows"),
+    el("p", { class: "note" }, [data.basis, ...new Set(data.table.flatMap((row) => row.notes))].join(" ")),
+    el("h2", {}, say("The ladder of evidence")),
+    table([say("level"), say("question"), say("status"), say("findings compared"), say("strongest finding")], data.ladder.map(rungCells), "ladder"),
+    el("h2", {}, say("Performance")),
+    table(["", data.baseline, data.experiment, `${data.experiment} / ${data.baseline}`, say("finding")], data.cost.map(costCells), "cost"),
+    el("h2", {}, say("How each run ended")),
+    table(["run", "design", "steps", "how it ended", "retries", "engine restarts", "resumes", "time in steps", "peak memory"].map((column) => say(column)), data.runs.map(runCells), "runs"),
+  ];
+}
+
+function rowCells(row) {
+  const tested = row.findings.map((one) => el("div", {}, one.tested));
+  const found = row.findings.map((one) => el("div", {}, findingLink(one.number, one.found)));
+  const [name, ...values] = row.cells;
+  const metric = row.metric.endsWith("/") ? `${row.metric}stop` : row.metric;
+  const lines = values.map((value) => value.split(", ").map((line) => el("div", {}, line)));
+  return [link(route("metrics", metric), name), ...lines, tested.length ? tested : say("not compared"), found.length ? found : say("not compared")];
+}
+
+function findingLink(place, text) {
+  return link(route("findings", place), badge(data.findings[place].status, text));
+}
+
+function rungCells(rung) {
+  const counts = say("{compared} of {total}", rung);
+  const strongest = rung.strongest === null ? say("no finding") : findingSaid(rung.strongest);
+  return [rungName(rung.level), rung.question, badge(rung.status), link(route("findings", "level", rung.level), counts), strongest];
+}
+
+function findingSaid(place) {
+  const finding = data.findings[place];
+  return [link(route("findings", place), finding.check), `: ${finding.message}`];
+}
+
+function costCells(cost) {
+  const place = data.findings.findIndex((finding) => finding.level === "cost" && finding.where.field === cost.metric);
+  return [...cost.cells, place < 0 ? say("not compared") : findingLink(place, say(cost.status.replace("_", " ")))];
+}
+
+function runCells(run) {
+  const pair = pairOfRun(run.run);
+  const name = pair ? link(route("samples", pair.name, 0), run.run) : run.run;
+  const memory = run.peak_memory_bytes === null ? say("not recorded") : `${(run.peak_memory_bytes / 2 ** 30).toFixed(2)} GiB`;
+  const ended = run.message ? `${run.status}: ${run.message}` : run.status;
+  return [name, run.design, run.steps, ended, run.retries, run.restarts, run.resumes, run.duration, memory];
+}
