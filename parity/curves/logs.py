@@ -34,12 +34,28 @@ _STEP_KEYS = {name for names in STEP_OF_PREFIX.values() for name in names} | {"a
 _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
 
 _ENDS = (
-    ("oom", re.compile(r"out of memory|OutOfMemoryError|oom-kill|oom_kill", re.IGNORECASE)),
+    ("oom", re.compile(r"[Oo]ut of memory|OutOfMemoryError|oom-kill|oom_kill")),
     ("502", re.compile(r"50[234] Bad Gateway|50[234] Service|'?\b50[234]\b'?.*(?:Bad Gateway|/generate)")),
     ("killed", re.compile(r"SIGKILL|SIGTERM|KeyboardInterrupt|CANCELLED AT|DUE TO TIME LIMIT|\bKilled\b")),
     ("error", re.compile(r"^(?:\S+ )?Traceback \(most recent call last\)|\w+(?:Error|Exception): ")),
 )
 _RETRY = re.compile(r"retrying\.\.\. \(attempt \d+")
+_INCIDENTS = (
+    "retrying",
+    "emory",
+    "oom",
+    "OOM",
+    "50",
+    "SIG",
+    "Killed",
+    "CANCEL",
+    "LIMIT",
+    "Interr",
+    "Trace",
+    "Error",
+    "Exc",
+)
+"""One of these is in every line that `_ENDS` and `_RETRY` match; most lines of a log have none."""
 
 
 @dataclass(slots=True)
@@ -102,23 +118,24 @@ def _lines(path: Path) -> Iterator[str]:
 
 
 def _plain(line: str) -> str:
-    return _COLOUR.sub("", line).rstrip()
+    return (_COLOUR.sub("", line) if "\x1b" in line else line).rstrip()
 
 
 def _points(line: str, state: _State) -> Iterator[Point]:
-    found = _ACTOR.search(line)
+    # A search for text is many times faster than one by a pattern, and most lines of a log hold none of these.
+    found = _ACTOR.search(line) if " pid=" in line else None
     actor = found["actor"] if found else ""
-    if head := _HEAD.search(line):
+    if ": {" in line and (head := _HEAD.search(line)):
         state.unclosed += actor in state.open
         stream = (head["role"] or "") + _STREAMS.get(head["kind"], "rollout")
         state.open[actor] = _Open(stream, int(head["id"]), line[head.end() - 1 :])
-    elif verl := _VERL.search(line):
+    elif "step:" in line and (verl := _VERL.search(line)):
         state.format, state.ending = "verl", None
         yield Point("", int(verl["id"]), _verl_values(verl["pairs"], state))
     elif actor in state.open:
         state.open[actor].text += " " + (line[found.end() :] if found else line)
         state.open[actor].lines += 1
-    else:
+    elif any(word in line for word in _INCIDENTS):
         _note_incident(line, state)
     if (pending := state.open.get(actor)) and _closed(pending.text):
         del state.open[actor]
