@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import importlib
 import uuid
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from rollout_patch.hosts.calls import RolloutCalls, Turn
@@ -61,10 +62,15 @@ def _group_function(
             return list(await stock_group(args, group, sampling_params, evaluation=evaluation))
 
         async def ask(samples: list[Any], turn: Turn) -> list[Any] | None:
-            return await _generate_and_score(slime, args, state, samples, sampling_params, calls, turn)
+            held = _circumstances(args, samples, slime.Sample.Status)
+            if calls.hosts_own(turn, held):  # which slime traces itself
+                span = nullcontext()
+            else:
+                span = slime.trace_span(samples, "generate_and_rm_group", attrs={"group_size": len(samples)})
+            with span:
+                return await _generate_and_score(slime, args, state, samples, sampling_params, calls, turn, held)
 
-        with slime.trace_span(group, "generate_and_rm_group", attrs={"group_size": len(group)}):
-            done = await calls.in_its_arms(group, ask)
+        done = await calls.in_its_arms(group, ask)
         if done is None:
             return list(await stock_group(args, group, sampling_params, evaluation=evaluation))
         return done
@@ -80,6 +86,7 @@ async def _generate_and_score(
     sampling_params: Mapping[str, Any],
     calls: RolloutCalls,
     turn: Turn,
+    held: Sequence[str],
 ) -> list[Any] | None:
     """Generates and scores a group as slime does; `None` where slime's own way is to be gone."""
     stock = Stock(
@@ -96,7 +103,7 @@ async def _generate_and_score(
         semaphore=state.semaphore,
         capacity=args.sglang_server_concurrency * slime.get_rollout_num_engines(args),
         aborted=lambda: bool(state.aborted),
-        circumstances=_circumstances(args, group, slime.Sample.Status),
+        circumstances=held,
     )
     if report is None:
         return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from argparse import Namespace
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -137,6 +138,21 @@ def test_traces_carry_the_engines_numbers_as_stock(slime: Any, arguments: Any, r
         kinds.append([(event["type"], sorted(event.get("attrs") or {})) for event in spans])
     assert kinds[0] == kinds[1]
     assert any("e2e_latency" in attrs for _, attrs in kinds[1])
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"custom_generate_function_path": "host_test_reward.custom_generate"}, {"group_rm": True}]
+)
+def test_each_sample_is_traced_in_its_group_as_often_as_in_stock(
+    slime: Any, arguments: Any, rollout: Any, changes: dict[str, Any]
+) -> None:
+    spans = []
+    for function in (slime.generate_rollout, generate_rollout):
+        output, _ = rollout(function, arguments(**changes))
+        events = [event for event in output.samples[0][0].trace["events"] if event["type"] == "span_start"]
+        spans.append(Counter(event["name"] for event in events if event["name"] != "generate_and_rm"))
+    assert spans[0] == spans[1]
+    assert spans[1]["generate_and_rm_group"] == 1
 
 
 def test_fewer_permits_than_samples_complete(arguments: Any, rollout: Any, server: Any) -> None:
