@@ -274,3 +274,27 @@ def test_a_field_or_an_abort_in_one_arm_alone_is_found(arms: tuple[list[Sample],
     assert both(baseline, experiment)["arms_fields_present"].where.field == "logprobs"
     baseline[3].finish_reason, baseline[3].status = "abort", "aborted"
     assert "arms_finish_reasons" in both(baseline, experiment)
+
+
+def test_each_rule_over_both_arms_counts_its_groups(arms: tuple[list[Sample], list[Sample]]) -> None:
+    baseline, experiment = arms
+    for sample in experiment:
+        if sample.group_index == 2:
+            sample.prompt_ids = [9, 9]
+    found = both(baseline, experiment)["arms_same_prompts"]
+    assert (found.evidence["checked"], found.evidence["failed"], found.evidence["not_compared"]) == (4, 1, 0)
+
+
+def test_an_arm_without_samples_or_finish_reasons_is_not_compared(arms: tuple[list[Sample], list[Sample]]) -> None:
+    baseline, experiment = arms
+    for sample in baseline + experiment:
+        sample.finish_reason = None
+    reasons = {f.check: f for f in check_arms(*map(Rollout.from_samples, arms))}["arms_finish_reasons"]
+    assert (reasons.status, reasons.evidence["checked"], reasons.evidence["not_compared"]) == (
+        Status.NOT_COMPARED,
+        0,
+        1,
+    )
+    nothing = check_arms(Rollout.from_samples(baseline), Rollout.from_samples([]))
+    fields = {f.check: f for f in nothing}["arms_fields_present"]
+    assert (fields.status, fields.evidence["checked"], fields.evidence["not_compared"]) == (Status.NOT_COMPARED, 0, 1)

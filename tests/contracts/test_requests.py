@@ -80,3 +80,42 @@ def test_the_seed_of_a_native_request_counts_up_with_the_slots() -> None:
 def test_no_exchanges_are_no_evidence_of_the_same_requests() -> None:
     (finding,) = check_requests([], [])
     assert (finding.status, finding.severity) == (Status.NOT_COMPARED, Severity.ERROR)
+
+
+@pytest.mark.parametrize(
+    ("image_data", "same"),
+    [("A", True), (["A"], True), ([["A"]], True), (["B"], False), (["A", "B"], False), ([], False)],
+)
+def test_an_image_is_the_same_however_it_is_nested(image_data: Any, same: bool) -> None:
+    request = {"input_ids": [1, 2], "sampling_params": {}}
+    (finding,) = check_requests(
+        [Exchange({**request, "image_data": "A"}, 200, None)],
+        [Exchange({**request, "image_data": image_data}, 200, None)],
+    )
+    assert (finding.status is Status.PASS) == same
+
+
+def test_a_batch_has_its_images_prompt_by_prompt() -> None:
+    def single(image: str) -> Exchange:
+        return Exchange({"input_ids": [1], "sampling_params": {}, "image_data": [image]}, 200, None)
+
+    def batch(*images: Any) -> Exchange:
+        return Exchange({"input_ids": [[1], [1]], "sampling_params": {}, "image_data": list(images)}, 200, None)
+
+    (flat,) = check_requests([single("A"), single("B")], [batch("B", "A")])
+    (nested,) = check_requests([single("A"), single("B")], [batch(["A"], ["B"])])
+    (other,) = check_requests([single("A"), single("B")], [batch("A", "A")])
+    assert [finding.status for finding in (flat, nested, other)] == [Status.PASS, Status.PASS, Status.FAIL]
+
+
+def test_a_message_shows_the_beginning_of_long_values() -> None:
+    def exchange(token: int) -> Exchange:
+        return Exchange({"input_ids": [token] * 1000, "sampling_params": {"n": 1}}, 200, None, group_index=0)
+
+    (finding,) = check_requests([exchange(7)], [exchange(8)])
+    assert len(finding.message) < 300
+    assert "([7, 7" in finding.message and "([8, 8" in finding.message and "..." in finding.message
+    (short,) = check_requests(
+        [Exchange({"input_ids": [1], "stream": True}, 200, None)], [Exchange({"input_ids": [1]}, 200, None)]
+    )
+    assert "[True] in the baseline, [None] in the experiment" in short.message

@@ -99,6 +99,15 @@ def test_an_output_of_a_stream_without_an_end_or_without_a_view_is_found() -> No
     assert set(failing(replace(lost, response=["[DONE]"]))) == {"exchange_output_count"}
 
 
+def test_one_output_of_several_is_a_list_of_one_and_two_for_one_request_are_a_list() -> None:
+    alone = streamed("native-n8")
+    alone.response[:] = [event for event in alone.response if event == "[DONE]" or event["index"] == 0]
+    assert set(failing(alone)) == {"exchange_output_count"}
+    double = streamed("single")
+    double.response[:-1] = [event | {"index": index} for event in double.response[:-1] for index in (0, 1)]
+    assert {"exchange_response_shape", "exchange_output_count"} <= set(failing(double))
+
+
 def test_what_is_no_stream_is_not_taken_for_one() -> None:
     (views,) = (
         finding
