@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from parity.contracts.facts import NULL, PREFIX, Bools, Facts, Floats, Groups, Ints, over_rows
+from parity.contracts.facts import PREFIX, Bools, Facts, Floats, Groups, Ints, over_rows
 from parity.contracts.finish import unfinished
 from parity.contracts.outcomes import Outcome
 from parity.contracts.rules import Rules
@@ -48,7 +48,7 @@ def _repeats(
         temperature = np.where(np.isnan(temperature), rules.temperature, temperature)
     top_p = np.where(np.isnan(facts.top_p), 1.0, facts.top_p)
     # top-k draws from a renormalised distribution of a mass that is not known
-    whole = (facts.top_k == NULL) | (facts.top_k <= 0) | (facts.top_k >= (rules.vocab_size or 1 << 30))
+    whole = (facts.top_k <= 0) | (facts.top_k >= (rules.vocab_size or 1 << 30))  # not known counts as not limited
     aligned = (facts.logprobs_length == facts.output_length) & (facts.bad_logprobs == 0)
     sampled = (temperature != 0) & (facts.top_k != 1)
     usable = aligned & ~np.isnan(temperature) & whole & (top_p > 0)

@@ -58,6 +58,25 @@ def test_a_request_too_many_or_too_few_is_found(valid_samples: Build, valid_exch
     assert orphan["samples_received"].observed == {"slots": [], "unused": 1}
 
 
+def test_the_arm_is_that_of_the_exchanges_and_of_the_samples_where_these_say_nothing(
+    valid_samples: Build, valid_exchanges: Record
+) -> None:
+    samples = valid_samples(arm="per-sample")
+    exchanges = valid_exchanges(samples)
+    for sample in samples:
+        sample.arm = "native"
+    assert account(samples, exchanges) == {}
+    lost = account(samples, [exchange for exchange in exchanges if exchange.group_index != 1])
+    assert (lost["requests_accounted"].expected, lost["requests_accounted"].observed) == ({"native": 1}, None)
+    mixed = [replace(exchanges[0], arm="native"), *exchanges[1:]]
+    assert account(samples, mixed)["requests_accounted"].observed == {
+        "native": 1,
+        "per-sample": 3,
+        "failed": 0,
+        "repeated": 0,
+    }
+
+
 def test_a_failed_attempt_that_was_repeated_is_accounted_for(valid_samples: Build, valid_exchanges: Record) -> None:
     samples = valid_samples()
     exchanges = valid_exchanges(samples)

@@ -330,6 +330,23 @@ def test_filled_up_log_probs_warn_and_one_certain_token_does_not(valid_samples: 
     assert set(failing(checked(samples, rules))) == {"logprob_tail"}
 
 
+@pytest.mark.parametrize(("zeros", "warns"), [(1, False), (2, True), (5, True)])
+def test_two_exact_zeros_at_the_end_are_a_tail(zeros: int, warns: bool) -> None:
+    sample = Sample(0, 0, output_ids=[5] * 9, logprobs=[-1.0] * (9 - zeros) + [0.0] * zeros, temperature=1.0)
+    found = {f.check: f for f in checked([sample], Rules()) if f.status is Status.FAIL}
+    assert ("logprob_tail" in found) is warns
+    if warns:
+        assert (found["logprob_tail"].observed, found["logprob_tail"].severity) == (zeros, Severity.WARNING)
+
+
+@pytest.mark.parametrize(("bad", "vocab_size"), [(-1, None), (-1, 10), (10, 10), (11, 10)])
+def test_ids_that_are_none_are_counted_and_zero_is_one(bad: int, vocab_size: int | None) -> None:
+    samples = [Sample(0, 0, output_ids=[0, 9, 3]), Sample(0, 1, output_ids=[bad, 0, bad])]
+    (finding,) = (f for f in checked(samples, Rules(vocab_size=vocab_size)) if f.check == "token_ids")
+    assert (finding.status, finding.where.index, finding.observed) == (Status.FAIL, 1, 2)
+    assert finding.evidence["failed"] == 1
+
+
 def test_expanded_and_single_placeholders_count_one_medium_a_run(rules: Rules) -> None:
     def findings(prompt: list[int], media: list[str]) -> dict[str, list[Finding]]:
         return failing(checked([Sample(0, 0, prompt_ids=prompt, media_sha256=media)], replace(rules, group_size=1)))

@@ -136,3 +136,19 @@ def test_without_log_probs_or_temperature_clones_are_not_compared() -> None:
     samples = [Sample(0, slot, output_ids=[5, 6, 7]) for slot in range(2)]
     findings = [f for f in check_samples(Rollout.from_samples(samples), Rules()) if f.check == "clones"]
     assert [(f.status, f.evidence["not_compared"]) for f in findings] == [(Status.NOT_COMPARED, 2)]
+
+
+@pytest.mark.parametrize(
+    ("top_k", "vocab_size", "compared"),
+    [(None, None, True), (-1, None, True), (0, None, True), (50, None, False), (50, 51, False), (50, 50, True)],
+)
+def test_top_k_sampling_draws_from_probabilities_that_are_not_known(
+    top_k: int | None, vocab_size: int | None, compared: bool
+) -> None:
+    samples = [
+        Sample(0, slot, output_ids=[5, 6, 7 + slot], logprobs=[-3.0] * 3, temperature=1.0, top_k=top_k)
+        for slot in range(4)
+    ]
+    found = check_samples(Rollout.from_samples(samples), Rules(vocab_size=vocab_size))
+    (status,) = {finding.status for finding in found if finding.check == "clones"}
+    assert status is (Status.PASS if compared else Status.NOT_COMPARED)
