@@ -171,9 +171,9 @@ def _watching(console: Console, quiet: bool) -> Iterator[tuple[Any, Any]]:
 
 
 def _line(step: Any) -> str:
-    """What is open still."""
-    counts: dict[str, int] = {}
-    for finding in step.findings:
-        counts[finding.status.value] = counts.get(finding.status.value, 0) + 1
-    parts = [f"{counts[name]} {name}" for name in ("fail", "inconclusive", "pass") if name in counts]
-    return ", ".join(parts)
+    """What fails and what is open still."""
+    failing = sum(finding.fails for finding in step.findings)
+    undecided = [finding for finding in step.findings if finding.status.value == "inconclusive"]
+    fields = ", ".join(dict.fromkeys(str(finding.where.field) for finding in undecided))
+    said = f"{len(undecided)} undecided ({fields})" if undecided else "nothing undecided"
+    return f"{failing} failing, {said}" if failing else said

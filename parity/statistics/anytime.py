@@ -152,14 +152,12 @@ def adjusted_log_e(log_e: Mapping[K, float]) -> dict[K, float]:
     A hypothesis's is the least mean of any set that it belongs to. The chance that those of true hypotheses ever reach
     20, at any look, is at most 5 %: each is below the mean over all true ones, which is one e-process.
     """
-    ordered = sorted(log_e, key=lambda name: log_e[name])
+    ordered = sorted(log_e.items(), key=lambda item: item[1])
     adjusted = {}
-    for name in ordered:
-        smaller = [log_e[other] for other in ordered if other != name]
-        means = [
-            special.logsumexp([log_e[name], *smaller[:count]]) - np.log(count + 1) for count in range(len(smaller) + 1)
-        ]
-        adjusted[name] = float(min(means))
+    for place, (name, own) in enumerate(ordered):
+        smallest = [value for other, (_, value) in enumerate(ordered) if other != place]
+        sums = np.logaddexp.accumulate(np.array([own, *smallest]))
+        adjusted[name] = float((sums - np.log(np.arange(1, len(sums) + 1))).min())
     return adjusted
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from math import comb
 
 import numpy as np
@@ -270,24 +271,32 @@ def _dealt_means(kernel: npt.NDArray[np.float32], rng: np.random.Generator, perm
             parts.append([(experiment - cross).mean(axis=0), (experiment + baseline - 2 * cross).mean(axis=0)])
         within, distance = np.concatenate(parts, axis=1)
         return within, distance
+    weights = _pair_weights(size)
+    ways = weights.shape[1]
     first, second = np.triu_indices(2 * size, 1)
-    dealt = all_splits(2 * size, size) > 0
-    both, apart = dealt[:, first] & dealt[:, second], dealt[:, first] ^ dealt[:, second]
-    weights = (both / (size * (size - 1) / 2) - apart / size**2).astype(np.float32).T
     pairs = kernel[:, first, second]
     # Groups whose pairs are all alike have contrast 0 however they are dealt.
     varied = np.flatnonzero(np.ptp(pairs, axis=1) > 0)
     within, distance = np.zeros(permutations), np.zeros(permutations)
     for start in range(0, len(varied), LISTED_GROUPS):
         listed = pairs[varied[start : start + LISTED_GROUPS]] @ weights
-        chosen = rng.integers(0, len(dealt), (len(listed), permutations))
-        firsts = np.arange(0, listed.size, len(dealt))[:, None]
+        chosen = rng.integers(0, ways, (len(listed), permutations))
+        firsts = np.arange(0, listed.size, ways)[:, None]
         picked = listed.ravel()[firsts + chosen].sum(axis=0, dtype=np.float64)
         # The splits are listed in order, so that the one that swaps the arms stands as far from the end.
-        swapped = listed.ravel()[firsts + (len(dealt) - 1 - chosen)].sum(axis=0, dtype=np.float64)
+        swapped = listed.ravel()[firsts + (ways - 1 - chosen)].sum(axis=0, dtype=np.float64)
         within += picked
         distance += picked + swapped
     return within / groups, distance / groups
+
+
+@cache
+def _pair_weights(size: int) -> npt.NDArray[np.float32]:
+    """What each pair of a group of 2n counts in `within_minus_cross`, for every way to deal it, (n (2n - 1), ways)."""
+    first, second = np.triu_indices(2 * size, 1)
+    dealt = all_splits(2 * size, size) > 0
+    both, apart = dealt[:, first] & dealt[:, second], dealt[:, first] ^ dealt[:, second]
+    return np.asarray((both / (size * (size - 1) / 2) - apart / size**2).astype(np.float32).T)
 
 
 def _group_size(kernel: npt.NDArray[np.float32]) -> int:

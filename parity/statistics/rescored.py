@@ -46,13 +46,17 @@ class Rescored:
     @property
     def differences(self) -> Floats:
         """Recorded minus prefilled, over all tokens, in nats."""
-        return np.asarray(np.concatenate([*self.recorded]) - np.concatenate([*self.prefilled]))
+        return np.asarray(_joined(self.recorded) - _joined(self.prefilled))
 
     @property
     def by_group(self) -> Floats:
         """The mean absolute difference of each group, (G,), in nats; 0 for a group without tokens."""
         pairs = zip(self.recorded, self.prefilled, strict=True)
         return np.array([float(np.abs(a - b).mean()) if len(a) else 0.0 for a, b in pairs])
+
+
+def _joined(groups: Sequence[Floats]) -> Floats:
+    return np.concatenate([np.zeros(0), *groups])
 
 
 def rescored_findings(baseline: Rescored, experiment: Rescored) -> list[Finding]:
@@ -68,7 +72,7 @@ def rescored_findings(baseline: Rescored, experiment: Rescored) -> list[Finding]
 
 def _arm_finding(arm: str, one: Rescored) -> Finding:
     metric = f"log-probs of the {arm}"
-    differences, recorded = one.differences, np.concatenate([*one.recorded])
+    differences, recorded = one.differences, _joined(one.recorded)
     if not len(differences):
         return _finding(metric, Status.NOT_COMPARED, f"{metric}: no token to score again", {})
     if not np.isfinite(differences).all():
@@ -97,13 +101,13 @@ def _arm_finding(arm: str, one: Rescored) -> Finding:
 
 def _ratio_finding(baseline: Floats, experiment: Floats) -> Finding:
     metric = "ratio of log-prob differences"
-    largest = max(float(baseline.mean()), float(experiment.mean())) if len(baseline) else 0.0
-    evidence: dict[str, Any] = {
-        "baseline": float(baseline.mean()),
-        "experiment": float(experiment.mean()),
-        "units": len(baseline),
-    }
-    if not largest >= ROUNDING:
+    if not len(baseline) or not np.isfinite(baseline + experiment).all():
+        reason = "some log-probs are NaN or infinite" if len(baseline) else "no group was scored again"
+        return _finding(metric, Status.NOT_COMPARED, f"{metric}: {reason}", {})
+    means = float(baseline.mean()), float(experiment.mean())
+    largest = max(means)
+    evidence: dict[str, Any] = {"baseline": means[0], "experiment": means[1], "units": len(baseline)}
+    if largest < ROUNDING:
         message = f"{metric}: both arms' are {largest:.2g} nat or less in the mean, which is rounding"
         return _finding(metric, Status.PASS, message, evidence)
     if len(baseline) < 2 or min(baseline.min(), experiment.min()) <= 0:
