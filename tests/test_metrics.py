@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from parity.errors import InputError
 from parity.metrics import (
     Curve,
+    Point,
     align,
     area_under_curve,
+    curves_of_points,
     curves_of_run,
     late_mean,
     late_median_log,
@@ -224,3 +226,41 @@ def test_the_late_median_log_shrugs_off_one_spike_and_refuses_zero() -> None:
     spiked = align([curve("a", list(range(6)), [9, 9, 9, 1, 1, 1e9])])
     assert late_median_log(spiked).tolist() == [0.0]
     assert np.isnan(late_median_log(align([curve("a", list(range(6)), [1, 1, 1, 1, 0, 1])]))).all()
+
+
+ATTEMPTS = st.lists(st.tuples(st.integers(0, 12), st.integers(1, 12)), min_size=1, max_size=5)
+
+
+@settings(derandomize=True, max_examples=100, deadline=None)
+@given(ATTEMPTS, st.booleans())
+def test_of_several_attempts_each_step_is_from_the_last_that_reached_it(
+    attempts: list[tuple[int, int]], doubled: bool
+) -> None:
+    """Attempts from a step on, each with values of its own, whether or not every line is printed twice."""
+    points, expected, end = [], dict[int, float](), 0
+    for number, (start, length) in enumerate(attempts):
+        first = min(start, end)  # a run resumes at a step that it has reached
+        for step in range(first, first + length):
+            points += [Point("train", step, {"loss": 100.0 * number + step, "lr": 1.0})] * (1 + doubled)
+        end = first + length
+        expected = {step: value for step, value in expected.items() if step < first}
+        expected |= {step: 100.0 * number + step for step in range(first, end)}
+    curves = curves_of_points("run", points)
+    for metric, series in (("loss", expected), ("lr", dict.fromkeys(expected, 1.0))):
+        assert dict(zip(curves[metric].steps.tolist(), curves[metric].values.tolist(), strict=True)) == series
+
+
+def test_producers_of_one_step_add_up_and_a_stream_goes_back_alone() -> None:
+    points = [
+        Point("train", 0, {"loss": 1.0}),
+        Point("eval", 0, {"score": 0.5}),
+        Point("train", 1, {"loss": 2.0}),
+        Point("eval", 1, {"score": 0.75}),
+        Point("train", 0, {"norm": 3.0}),
+        Point("train", 0, {"loss": 9.0}),
+    ]
+    curves = curves_of_points("run", points)
+    assert curves["score"].steps.tolist() == [0, 1]
+    assert curves["loss"].values.tolist() == [9.0]
+    assert curves["loss"].rewound == (0, 1)
+    assert "norm" not in curves  # it was recorded on the branch that was abandoned at step 0

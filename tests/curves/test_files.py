@@ -5,14 +5,20 @@ from __future__ import annotations
 import csv
 import json
 import math
+import os
 import shutil
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from parity.curves import Names, RecordedRun, load_names, read_runs
 from parity.errors import InputError, NotRecognised, UsageError
+from parity.statistics.records import without_odd_zeros
 
 LOSSES = [0.5, math.nan, 0.25, 1e-9]
 
@@ -180,6 +186,51 @@ def test_a_clearml_session_as_folder_and_zip(tmp_path: Path) -> None:
         assert run.skipped == ("Summary/best: a value of the whole run",)
 
 
+SESSION = """
+import sys
+from clearml import Task
+from clearml.utilities.check_updates import CheckPackageUpdates
+CheckPackageUpdates._package_version_checked = True  # the one name that it would look up
+Task.set_offline(True)
+task = Task.init("p", "t", reuse_last_task_id=False, auto_connect_arg_parser=False, auto_connect_frameworks=False,
+                 auto_connect_streams=False, auto_resource_monitoring=False)
+for step in range(30):
+    task.get_logger().report_scalar("train", "grad_norm", float("nan") if step == 9 else 1 + step / 100, step)
+task.close()
+"""
+
+
+def test_a_session_that_clearml_wrote_has_0_for_nan(tmp_path: Path) -> None:
+    pytest.importorskip("clearml")
+    environment = {**os.environ, "HOME": str(tmp_path), "CLEARML_OFFLINE_MODE": "1", "CLEARML_VCS_DIFF": "IA=="}
+    subprocess.run([sys.executable, "-c", SESSION], env=environment, check=True, timeout=300, capture_output=True)
+    (archive,) = tmp_path.rglob("offline-*.zip")
+    (run,) = read_runs(str(archive))
+    assert run.curves["train/grad_norm"].values[9] == 0.0
+    read = without_odd_zeros(run.curves)["train/grad_norm"].values
+    assert np.flatnonzero(np.isnan(read)).tolist() == [9]
+
+
+def test_a_task_and_a_run_of_servers_are_asked_for_every_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stand-ins of both packages, which answer in the shapes that they document."""
+    scalars = {"train": {"loss": {"name": "loss", "x": [0, 1], "y": [0.5, 0.25]}}}
+    task = SimpleNamespace(get_all_reported_scalars=lambda x_axis: scalars if x_axis == "iter" else {})
+    clearml = SimpleNamespace(Task=SimpleNamespace(get_task=lambda task_id: task))
+    monkeypatch.setitem(sys.modules, "clearml", clearml)
+    (run,) = read_runs("clearml:0123")
+    assert (run.name, values(run, "train/loss")) == ("clearml:0123", [0.5, 0.25])
+    history = [{"_step": 7, "train/step": k, "train/loss": "NaN" if k else 1.0, "gap": None} for k in range(2)]
+    served = SimpleNamespace(scan_history=lambda: iter(history), state="crashed")
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(Api=lambda: SimpleNamespace(run=lambda path: served)))
+    monkeypatch.setitem(
+        sys.modules, "wandb.errors", SimpleNamespace(CommError=ConnectionError, UsageError=PermissionError)
+    )
+    (run,) = read_runs("wandb:me/grpo/a1b2")
+    assert run.ending == "killed"
+    assert set(run.curves) == {"train/loss"}
+    assert math.isnan(values(run, "train/loss")[1])
+
+
 def test_damaged_archives_are_refused(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
         archive.writestr("task.json", "{}")
@@ -201,6 +252,7 @@ def test_an_offline_run_of_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         for step in range(12):
             odd = math.nan if step == 3 else 1.0
             session.log({"train/loss": step / 3, "train/step": step, "odd": odd, "name": "x" * 5_000}, step=step)
+    wandb.teardown()  # returns once the process that writes the file has ended
     (run,) = read_runs(str(tmp_path))
     assert values(run, "train/loss") == [k / 3 for k in range(12)]
     assert math.isnan(run.curves["odd"].values[3])
@@ -217,7 +269,7 @@ def test_an_offline_run_of_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_server_is_asked_only_for_an_address_and_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "clearml", None)
+    monkeypatch.setitem(sys.modules, "clearml", None)
     with pytest.raises(UsageError, match="pip install"):
         read_runs("clearml:0123")
 
