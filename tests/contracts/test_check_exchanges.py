@@ -272,3 +272,38 @@ def test_lists_of_a_batch_have_one_entry_a_prompt(changes: dict[str, Any], field
         "exchange_request_lists"
     ]
     assert (finding.where.field, finding.expected, finding.observed) == (field, prompts, len(changes[field]))
+
+
+def test_log_probs_without_ids_are_not_compared_in_length() -> None:
+    exchange = recorded("native-n8")
+    del exchange.outputs[2]["output_ids"]
+    findings = {f.check: f for f in check_exchanges([exchange], Rules())}
+    length = findings["exchange_rollout_log_probs_length"]
+    assert (length.status, length.evidence["checked"], length.evidence["not_compared"]) == (Status.NOT_COMPARED, 7, 1)
+
+
+def test_a_failed_request_is_named_by_its_case_and_status() -> None:
+    failed = recorded("too-long")
+    finding = failed_checks([recorded("single"), failed], Rules())["exchange_status"]
+    assert (finding.expected, finding.observed) == (200, 400)
+    assert finding.message.startswith("exchange 1 (too-long): status 400 on attempt 1: ")
+    plain = failed_checks([replace(failed, extra={})], Rules())["exchange_status"]
+    assert plain.message.startswith("exchange 0: status 400")
+
+
+def test_one_alternative_a_token_is_asked_for_too() -> None:
+    exchange = recorded("native-top-logprobs")
+    exchange.request["top_logprobs_num"] = 1
+    assert set(failed_checks([exchange], Rules())) == {"exchange_top_logprobs"}
+    exchange.request["top_logprobs_num"] = 0
+    assert failed_checks([exchange], Rules()) == {}
+
+
+@pytest.mark.parametrize(
+    ("media", "wanted"), [([["a"], []], [1, 0]), ([["a"]], [1, 0]), (["a", None], [1, 0]), ([["a"], ["b"]], [1, 1])]
+)
+def test_media_of_a_batch_are_counted_prompt_by_prompt(media: Any, wanted: list[int]) -> None:
+    prompts = [[5, *[7] * count] for count in (1, 0)]
+    request = {"input_ids": prompts, "sampling_params": {}, "image_data": media}
+    found = failed_checks([Exchange(request, 200, [{}, {}])], Rules(media_placeholders=frozenset({7})))
+    assert ("exchange_request_honoured" in found) is (wanted != [1, 0])

@@ -344,7 +344,45 @@ def test_ids_that_are_none_are_counted_and_zero_is_one(bad: int, vocab_size: int
     samples = [Sample(0, 0, output_ids=[0, 9, 3]), Sample(0, 1, output_ids=[bad, 0, bad])]
     (finding,) = (f for f in checked(samples, Rules(vocab_size=vocab_size)) if f.check == "token_ids")
     assert (finding.status, finding.where.index, finding.observed) == (Status.FAIL, 1, 2)
-    assert finding.evidence["failed"] == 1
+    assert (finding.expected, finding.evidence["failed"]) == ("0 <= id < 10" if vocab_size else "0 <= id", 1)
+
+
+@pytest.mark.parametrize("field", ["temperature", "max_new_tokens"])
+def test_either_parameter_alone_is_held_to_its_group(field: str) -> None:
+    samples = [Sample(0, 0, **{field: 1}), Sample(0, 1, **{field: 2})]  # type: ignore[arg-type]
+    (finding,) = (f for f in checked(samples, Rules()) if f.check == "group_params" and f.status is Status.FAIL)
+    assert (finding.where.index, finding.evidence["checked"]) == (1, 2)
+    names = {"temperature": "temperature", "max_new_tokens": "cap"}
+    assert (finding.expected, finding.observed) == ({names[field]: 1}, {names[field]: 2})
+
+
+@pytest.mark.parametrize(
+    ("given", "check"), [({"cached_tokens": 3}, "cached_tokens"), ({"output_ids": [5]}, "context")]
+)
+def test_half_of_what_a_rule_needs_is_not_compared(given: dict[str, Any], check: str) -> None:
+    (finding,) = (f for f in checked([Sample(0, 0, **given)], Rules(context_length=9)) if f.check == check)
+    assert (finding.status, finding.evidence["not_compared"]) == (Status.NOT_COMPARED, 1)
+
+
+def test_a_missing_advantage_is_shown_as_none_beside_the_one_that_follows() -> None:
+    samples = [Sample(0, 0, reward=1.0, advantage=0.5), Sample(0, 1, reward=0.0)]
+    found = failing(checked(samples, Rules(advantage="grpo_no_std")))["advantage_recomputed"]
+    assert [(f.where.index, f.expected, f.observed) for f in found] == [(1, -0.5, None)]
+
+
+@pytest.mark.parametrize("advantage", [1.0, 0.5])
+def test_leaving_one_out_of_two_leaves_the_other(advantage: float) -> None:
+    samples = [Sample(0, 0, reward=1.0, advantage=advantage), Sample(0, 1, reward=0.0, advantage=-advantage)]
+    assert bool(failing(checked(samples, Rules(advantage="rloo")))) is (advantage != 1.0)
+
+
+def test_a_length_that_one_sample_alone_has_was_dropped_from_the_others() -> None:
+    samples = [Sample(0, slot, output_ids=[5, 6]) for slot in range(3)]
+    samples[1].logprobs = [-1.0, -1.0]
+    found = failing(checked(samples, Rules()))["rollout_log_probs_length"]
+    assert [(f.where.index, f.observed) for f in found] == [(0, None), (2, None)]
+    other = [replace(sample, rollout_id=1, logprobs=None) for sample in samples]
+    assert len(failing(checked([*samples, *other], Rules()))["rollout_log_probs_length"]) == 2
 
 
 def test_expanded_and_single_placeholders_count_one_medium_a_run(rules: Rules) -> None:

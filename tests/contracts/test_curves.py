@@ -154,7 +154,9 @@ def test_a_step_logged_twice_warns_with_the_first_of_them() -> None:
 def test_a_value_that_is_not_finite_is_found_at_its_step(value: float | None) -> None:
     rows = records(range(5))
     rows[3]["train/loss"] = value
+    rows[4]["train/loss"] = value
     finding = judged(records(range(5)), rows)["curve_finite_values"]
+    assert (finding.evidence["checked"], finding.evidence["failed"]) == (4, 1)
     assert (finding.where.run, finding.where.rollout_id, finding.where.field) == ("run1", 3, "train/loss")
 
 

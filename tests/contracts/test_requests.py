@@ -108,6 +108,14 @@ def test_a_batch_has_its_images_prompt_by_prompt() -> None:
     assert [finding.status for finding in (flat, nested, other)] == [Status.PASS, Status.PASS, Status.FAIL]
 
 
+def test_a_prompt_of_a_batch_beyond_its_images_has_none() -> None:
+    def batch(*images: Any) -> Exchange:
+        return Exchange({"input_ids": [[1], [2]], "sampling_params": {}, "image_data": list(images)}, 200, None)
+
+    (short,) = check_requests([batch("A", None)], [batch("A")])
+    assert short.status is Status.PASS
+
+
 def test_a_message_shows_the_beginning_of_long_values() -> None:
     def exchange(token: int) -> Exchange:
         return Exchange({"input_ids": [token] * 1000, "sampling_params": {"n": 1}}, 200, None, group_index=0)
