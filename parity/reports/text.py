@@ -154,7 +154,12 @@ def _rung(rung: Rung, say: Say) -> str:
 
 def at(finding: Finding, say: Say = english) -> str:
     """Where a finding points, as words to append; empty if it speaks of a whole metric or of everything."""
-    return say(" at {where}", where=finding.where) if set(finding.where.to_json()) - {"field"} else ""
+    known = finding.where.to_json()
+    where = ", ".join(f"{say(_PLACES[name])} {value}" for name, value in known.items())
+    return say(" at {where}", where=where) if set(known) - {"field"} else ""
+
+
+_PLACES = {"run": "run", "rollout_id": "step", "group_index": "group", "index": "slot", "field": "field"}
 
 
 def said(finding: Finding, say: Say = english) -> str:

@@ -173,7 +173,13 @@ def test_an_infinite_value_in_a_banded_mean_is_drawn_as_a_gap(build):
 def test_a_report_is_written_whole_and_the_same_bytes_each_time(build, tmp_path):
     built = build(runs=two_runs([0.1, 0.2], [0.1, 0.3]))
     first, second = (write_report(built, tmp_path / name / "report") for name in ("one", "two"))
-    assert [path.name for path in first] == ["curves-paired.png", "report.json", "junit.xml", "report.html", "report.md"]
+    assert [path.name for path in first] == [
+        "curves-paired.png",
+        "report.json",
+        "junit.xml",
+        "report.html",
+        "report.md",
+    ]
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
     assert sorted(first) == sorted((tmp_path / "one" / "report").iterdir())
     assert "![Curves, paired design, 2 runs](curves-paired.png)" in first[-1].read_text()

@@ -25,8 +25,8 @@ function visible(text) {
 }
 
 function say(template, values = {}) {
-  const text = data.words[template] ?? template;
-  return text.replace(/\{(\w+)\}/g, (place, name) => values[name] ?? place);
+  const text = Object.hasOwn(data.words, template) ? data.words[template] : template;
+  return text.replace(/\{(\w+)\}/g, (place, name) => (Object.hasOwn(values, name) ? values[name] : place));
 }
 
 function number(value) {

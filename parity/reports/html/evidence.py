@@ -38,8 +38,6 @@ _PLAIN = (
     "response_length",
     "finish_reason",
     "status",
-    "reward",
-    "advantage",
     "sampling_seed",
     "weight_versions",
     "engine_id",
@@ -137,6 +135,8 @@ def _pack(report: Report, pair: PairOfRuns, step: int, directory: Path) -> str:
     content = ""
     for cut in (None, *CUTS):
         baseline, experiment = ([_columns(part, cut) for part in of_arm] for of_arm in parts)
+        if len(baseline) == len(experiment) == 1:  # a column that is equal in both arms is written once
+            experiment = [{name: values for name, values in experiment[0].items() if values != baseline[0][name]}]
         shown = {"cut": cut, "differs": differs, "baseline": baseline, "experiment": experiment}
         content = base64.b64encode(gzip.compress(orjson.dumps(plain(shown)), mtime=0)).decode()
         if len(content) <= STEP_LIMIT:
@@ -178,13 +178,13 @@ def _of_arm(part: _Part, arm: str) -> _Part:
 def _columns(part: _Part, cut: int | None) -> dict[str, Any]:
     """The columns that a page shows: log-probs in thousandths of a nat, and null for a mask of ones."""
     table = part.rollout.table
-    extras = [orjson.loads(extra) if extra else {} for extra in table.column("extra").to_pylist()]
     tokens = table.column("output_ids").to_pylist()
     return {
         "file": part.file,
         "row": list(part.rows),
         **{name: table.column(name).to_pylist() for name in _PLAIN},
-        "prompt": _shared([extra.get("prompt") for extra in extras]),
+        **{name: _rounded(table.column(name).to_pylist()) for name in ("reward", "advantage")},
+        "prompt": _shared([_prompt(extra) for extra in table.column("extra").to_pylist()]),
         "prompt_ids": _shared(table.column("prompt_ids").to_pylist()),
         "text": [_cut(text, cut and cut * CHARACTERS_A_TOKEN) for text in table.column("text").to_pylist()],
         "characters": [None if text is None else len(text) for text in table.column("text").to_pylist()],
@@ -195,6 +195,18 @@ def _columns(part: _Part, cut: int | None) -> dict[str, Any]:
             mask and (None if all(mask) else _cut(mask, cut)) for mask in table.column("loss_mask").to_pylist()
         ],
     }
+
+
+def _rounded(values: Iterable[float | None]) -> list[float | None]:
+    """Values to six significant digits, which take a third of the room and are more than a page shows."""
+    return [None if value is None else float(f"{value:.6g}") for value in values]
+
+
+def _prompt(extra: str | None) -> str | None:
+    """The prompt as text, if the source held one; a conversation as its JSON."""
+    fields = orjson.loads(extra) if extra else None
+    prompt = fields.get("prompt") if isinstance(fields, dict) else None
+    return prompt if prompt is None or isinstance(prompt, str) else orjson.dumps(prompt).decode()
 
 
 def _shared(values: Iterable[Any]) -> list[Any]:

@@ -6,7 +6,7 @@ const main = document.getElementById("view");
 
 function parts() {
   const [view, ...rest] = location.hash.slice(1).split("/").map(decodeURIComponent);
-  return view in VIEWS ? [view, ...rest] : ["overview"];
+  return Object.hasOwn(VIEWS, view) ? [view, ...rest] : ["overview"];
 }
 
 function drawHead(view) {
@@ -42,7 +42,7 @@ function showKeys() {
 }
 
 function onKey(event) {
-  if (event.ctrlKey || event.altKey || event.metaKey || /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName)) return;
+  if (event.ctrlKey || event.altKey || event.metaKey || event.target.matches("input:not([type=checkbox]), select")) return;
   const names = Object.keys(VIEWS);
   const { pair, step, shown = [], current } = samplesState;
   const beside = (by) => shown[shown.indexOf(current) + by];

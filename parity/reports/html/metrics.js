@@ -73,7 +73,7 @@ function byInterest(one, two) {
 
 function linesOf(metric, arm, runs) {
   const lines = runs
-    .filter((run) => data.curves[run][metric])
+    .filter((run) => Object.hasOwn(data.curves[run], metric))
     .map((run) => {
       const { steps, values } = data.curves[run][metric];
       return { name: run, arm, steps, values: values.map(plainNumber), mean: false };

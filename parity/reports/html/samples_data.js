@@ -16,11 +16,13 @@ async function samplesOf(pair, step) {
   return unpacked.get(key);
 }
 
-// Columns to groups: [{group, prompt, baseline: [sample], experiment: [sample]}], in the order of groups.
+// Columns to groups: [{group, baseline: [sample], experiment: [sample]}], in the order of groups. In a column of
+// prompts, 0 repeats the one before; a column that the experiment lacks is the baseline's.
 function arrange(step) {
   const groups = new Map();
   for (const side of ["baseline", "experiment"]) {
-    for (const columns of step[side]) {
+    for (const own of step[side]) {
+      const columns = side === "experiment" && step[side].length === 1 ? { ...step.baseline[0], ...own } : own;
       let prompt, promptIds;
       columns.row.forEach((row, at) => {
         prompt = columns.prompt[at] === 0 ? prompt : columns.prompt[at];
