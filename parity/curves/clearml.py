@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from parity.curves.runs import Recording, number, sentences
+from parity.curves.runs import LARGEST_STEP, Recording, number, sentences
 from parity.errors import InputError, UsageError
 from parity.metrics import Point
 
@@ -110,7 +110,7 @@ def _recording(events: Iterable[Mapping[str, Any]]) -> Recording:
         step, value = event.get("iter"), number(event.get("value"))
         if event.get("type") != SCALAR:
             left_out.setdefault(name, f"of type {event.get('type')!r}, not a scalar")
-        elif not isinstance(step, int) or step == SINGLE_VALUE:
+        elif not isinstance(step, int) or not -LARGEST_STEP <= step <= LARGEST_STEP or step == SINGLE_VALUE:
             left_out.setdefault(name, "a value of the whole run")
         elif value is None:
             left_out.setdefault(name, "not a number")

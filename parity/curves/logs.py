@@ -23,8 +23,10 @@ MOST_LINES = 500
 
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 _ACTOR = re.compile(r"\((?P<actor>[\w.:-]+ pid=\d+(?:, ip=[^)]*)?)\) ?")
-_HEAD = re.compile(r"(?<![\w/])(?P<role>critic-)?(?P<kind>step|perf|rollout|passrate|multi_turn|eval) (?P<id>\d+): \{")
-_VERL = re.compile(r"(?<![\w/])step:(?P<id>\d+) - (?P<pairs>\S+?:.*)$")
+_HEAD = re.compile(
+    r"(?<![\w/])(?P<role>critic-)?(?P<kind>step|perf|rollout|passrate|multi_turn|eval) (?P<id>\d{1,15}): \{"
+)
+_VERL = re.compile(r"(?<![\w/])step:(?P<id>\d{1,15}) - (?P<pairs>\S+?:.*)$")
 _ENTRY = re.compile(
     r"(?P<quote>['\"])(?P<key>[^'\"]+)(?P=quote)\s*:\s*"
     r"(?:(?:[A-Za-z_]+\.)*[A-Za-z_]\w*\((?P<inside>[^(),]*)[^()]*\)|(?P<plain>[^\s,}]+))"

@@ -10,6 +10,10 @@ from typing import Any
 from parity.metrics import Point, RunCurves
 
 COMPLETED = "completed"
+LARGEST_STEP = 1 << 53
+"""A step above this is damage: no number beyond it is exact in every source."""
+LARGEST_INTEGER = 1 << 1023
+"""The largest power of 2 that a float holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +69,9 @@ def number(value: Any) -> float | None:
         return math.nan
     if isinstance(value, str):
         return _WORDS.get(value.strip().lower())
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return None
+    return float(value) if isinstance(value, float) or abs(value) <= LARGEST_INTEGER else None
 
 
 STEP_OF_PREFIX = {
@@ -109,7 +115,9 @@ def points_of(record: Mapping[str, Any], left_out: dict[str, str]) -> list[Point
 
 
 def _is_step(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and float(value).is_integer()
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return False
+    return abs(value) <= LARGEST_STEP and float(value).is_integer()
 
 
 def sentences(left_out: Mapping[str, str]) -> tuple[str, ...]:

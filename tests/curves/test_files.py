@@ -15,6 +15,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from parity.curves import Names, RecordedRun, load_names, read_runs
 from parity.errors import InputError, NotRecognised, UsageError
@@ -290,6 +292,30 @@ def test_names_of_the_user_go_first_and_leave_out(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="'a'"):
         load_names(tmp_path / "bad.json")
     assert Names().own == {}
+
+
+ODD = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(10**400), 10**400),
+    st.floats(),
+    st.text(max_size=5),
+    st.lists(st.integers(), max_size=2),
+)
+
+
+@settings(max_examples=150, derandomize=True, deadline=None)
+@given(st.lists(st.dictionaries(st.sampled_from(["step", "train/step", "train/loss", "x"]), ODD), max_size=6))
+def test_any_records_give_curves_or_an_input_error(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, object]]
+) -> None:
+    source = write(tmp_path_factory.mktemp("lines") / "a.jsonl", {"step": 0, "train/loss": 1.0}, *rows)
+    try:
+        (run,) = read_runs(source)
+    except InputError:
+        return
+    assert {"train/loss"} <= run.curves.keys()
+    assert all(np.diff(curve.steps).min(initial=1) > 0 for curve in run.curves.values())
 
 
 def test_a_directory_without_runs_is_not_recognised(tmp_path: Path) -> None:
