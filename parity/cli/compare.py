@@ -12,7 +12,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from parity.cli.shared import EXIT_CODES, EXIT_HELP, counting
+from parity.cli.shared import EXIT_CODES, EXIT_HELP, counting, tell_github
 from parity.errors import UsageError
 
 COMPARE_EXAMPLES = """\b
@@ -111,6 +111,7 @@ def compare(
     report = compare_runs(runs["baseline"], runs["experiment"], runs["history"], question, facts)
     directory = (out or Path("parity-out") / datetime.now(timezone.utc).strftime("%Y%m%d-%H%M%S")) / "report"
     files = write_report(report, directory)
+    tell_github(report)
     console = Console(stderr=as_json, highlight=False)
     if as_json:
         sys.stdout.buffer.write((directory / "report.json").read_bytes())

@@ -136,6 +136,12 @@ def make_experiment(**changes: Any) -> dict[str, Any]:
     }
 
 
+@pytest.fixture
+def runs() -> list[RunRecord]:
+    """The runs of `report`."""
+    return make_runs()
+
+
 @pytest.fixture(scope="session")
 def report() -> Report:
     """The report of a change that keeps parity."""
