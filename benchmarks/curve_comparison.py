@@ -1,10 +1,10 @@
-"""A comparison of recorded runs against scipy's permutation test and rliable's bootstrap doing the same resamples.
+"""A comparison of recorded runs, and its band against scipy's permutation test doing the same resamples.
 
     python benchmarks/curve_comparison.py [--steps 200] [--metrics 20] [--repeats 3]
 
-Ratios are of processor time within a repeat; medians are printed, with the peak memory of the process. The peers get as
-many resamples of the same curves as a fraction of the time allows, and their time is scaled to the number asked for.
-rliable is left out where it is not installed. Reading is measured on a log as slime prints it.
+Ratios are of processor time within a repeat; medians are printed, with the peak memory of the process. scipy's test gets
+a hundredth of the resamples of the same curves, and its time is scaled to their number. rliable's bootstrap is no peer any
+more: its last release calls arch in a way that arch refuses. Reading is measured on a log as slime prints it.
 """
 
 from __future__ import annotations
@@ -69,21 +69,6 @@ def scipy_band(values: np.ndarray, runs: int) -> float:
     return seconds(test) / few * PERMUTATIONS
 
 
-def rliable_bootstrap(values: np.ndarray, runs: int) -> float | None:
-    """Estimated seconds of rliable's stratified bootstrap of the mean curve of both arms."""
-    try:
-        from rliable import library
-    except ImportError:
-        return None
-
-    def mean(scores: np.ndarray) -> np.ndarray:
-        return np.asarray(scores.mean(axis=0).ravel())
-
-    few = 100
-    scores = {"baseline": values[:runs, :, None], "experiment": values[runs:, :, None]}
-    return seconds(lambda: library.get_interval_estimates(scores, mean, reps=few)) / few * PERMUTATIONS
-
-
 def log_of(steps: int, metrics: int, path: Path) -> int:
     """Writes a log with one line of metrics in ten, and returns its size in bytes."""
     rng = np.random.default_rng(0)
@@ -117,8 +102,6 @@ def main() -> None:
             measured.setdefault("one band of 9,999 splits, s", []).append(band)
             ratio = scipy_band(aligned.values, 8) / band
             measured.setdefault("scipy's permutation test / one band", []).append(ratio)
-            if (bootstrap := rliable_bootstrap(aligned.values, 8)) is not None:
-                measured.setdefault("rliable's bootstrap / one band", []).append(bootstrap / band)
             spent = seconds(partial(read_runs, str(log)))
             measured.setdefault("reading a log, MB/s", []).append(size / 1e6 / spent)
     print(f"{options.steps} steps, {options.metrics} metrics, {options.repeats} repeats")
