@@ -2,9 +2,9 @@
 
     python benchmarks/curve_comparison.py [--steps 200] [--metrics 20] [--repeats 3]
 
-Ratios are of processor time within a repeat; medians are printed, with the peak memory of the process. scipy's test gets
-a hundredth of the resamples of the same curves, and its time is scaled to their number. rliable's bootstrap is no peer any
-more: its last release calls arch in a way that arch refuses. Reading is measured on a log as slime prints it.
+Ratios are of processor time within a repeat; medians are printed, with the peak memory of the process. scipy's test
+gets a hundredth of the resamples of the same curves, and its time is scaled to their number. rliable's bootstrap is no
+peer any more: its last release calls arch in a way that arch refuses. Reading is measured on a log as slime prints it.
 """
 
 from __future__ import annotations
