@@ -22,7 +22,7 @@ from parity.engine import Engine, open_engine
 from parity.findings import Finding, Level, Status, judge
 from parity.provenance import commit, versions
 from parity.samples import Rollout, Sample
-from parity.sampling.asking import ArmBlock, Asker
+from parity.sampling.asking import RESCORED_GROUPS, ArmBlock, Asker
 from parity.sampling.config import BLOCK, SamplingConfig
 from parity.sampling.judging import Recorded, SamplingResult, contract_findings, decided, fixed_findings
 from parity.sampling.prompts import Prompt, read_prompts
@@ -113,12 +113,15 @@ async def _sample(
     rules = _rules(config, cap, reward, policy)
     async with engine.client() as client:
         asker = Asker(config, client, await client.capabilities(), cap, reward)
-        evidence, stopped, refusal = await _blocks(asker, store, _source(config, task, prompts, policy), rules, watcher)
+        sampled = await _blocks(asker, store, _source(config, task, prompts, policy), rules, watcher)
         rollouts = store.rollout(config.baseline), store.rollout(config.experiment)
-        rescored = await asker.rescored(rollouts) if len(rollouts[0]) else []
+        rescored = sampled.rescored
+        if rescored is None:
+            rescored = await asker.rescored(rollouts) if len(rollouts[0]) else []
+    evidence = sampled.evidence
     recorded = Recorded(rollouts, (list(store.exchanges(config.baseline)), list(store.exchanges(config.experiment))))
     found = [
-        *refusal,
+        *sampled.refusal,
         *contract_findings(config, rules, recorded),
         *(evidence.findings() if evidence is not None else fixed_findings(config, rollouts)),
         *rescored,
@@ -128,18 +131,34 @@ async def _sample(
         "groups": len(rollouts[0]) // config.group_size,
         "exchanges": sum(map(len, recorded.exchanges)),
     }
-    return SamplingResult(config, tuple(found), judge(found), counts, stopped)
+    return SamplingResult(config, tuple(found), judge(found), counts, sampled.stopped)
 
 
 Source = Callable[[int, int], Sequence[Prompt]]
 """The prompts of some groups, from the index of the first and their number: the same for the same arguments."""
 
 
-async def _blocks(
-    asker: Asker, store: SamplingStore, source: Source, rules: Rules, watcher: Watcher
-) -> tuple[Evidence | None, str, list[Finding]]:
-    """Samples until something is decided: the evidence (None for a set size), why it stopped, a refused answer."""
+@dataclass(frozen=True, slots=True)
+class _Sampled:
+    """How sampling ended.
+
+    Attributes:
+        evidence: What was watched; None for a set size.
+        rescored: Findings on log-probs scored again, if that was done already.
+        stopped: Why it ended.
+        refusal: A finding on an answer that broke the protocol.
+    """
+
+    evidence: Evidence | None
+    rescored: list[Finding] | None
+    stopped: str
+    refusal: tuple[Finding, ...] = ()
+
+
+async def _blocks(asker: Asker, store: SamplingStore, source: Source, rules: Rules, watcher: Watcher) -> _Sampled:
+    """Samples until something is decided; tokens are scored again as soon as there are enough groups for that."""
     config = asker.config
+    rescored: list[Finding] | None = None
     evidence = Evidence.start(config.margins, config.reward_range) if config.fixed is None else None
     done, stopped = 0, None
     for blocks in _recorded_blocks(store):
@@ -155,20 +174,20 @@ async def _blocks(
         for arm, block in asked.items():
             store.append(arm, block.samples, block.exchanges)
         if refused is not None:
-            return evidence, f"an answer broke the protocol: {refused}", [_refusal(str(refused))]
+            return _Sampled(evidence, rescored, f"an answer broke the protocol: {refused}", (_refusal(str(refused)),))
         findings = contract_findings(config, rules, _recorded(config, asked))
         evidence = _watched(evidence, config, done, _recorded(config, asked).rollouts)
         done += size
+        if rescored is None and done >= RESCORED_GROUPS:
+            rescored = await asker.rescored((store.rollout(config.baseline), store.rollout(config.experiment)))
+        findings += rescored or []
         if evidence is not None:
             findings += evidence.findings()
             stopped = decided(findings)
         elif any(finding.fails for finding in findings):
             stopped = decided(findings)
         watcher.block(SamplingProgress(done, config.limit, (done - before) / (time.monotonic() - began), findings))
-    used_up = (
-        "all groups are sampled" if config.fixed is not None else f"{done} groups, the most asked for, are sampled"
-    )
-    return evidence, stopped or used_up, []
+    return _Sampled(evidence, rescored, stopped or f"all {done} groups asked for are sampled")
 
 
 def _watched(
