@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from parity.findings import Finding, Level, Severity, Status, Verdict
+from parity.findings import Finding, Level, Status, Verdict
 from parity.reports import text
 from parity.reports.document import Report
 
@@ -50,7 +50,8 @@ def _is_remark(finding: Finding) -> bool:
     """Whether a finding that does not decide has something to say."""
     if finding.level is not Level.TRAINING or finding.check in _DECIDING:
         return False
-    return finding.status is not Status.PASS or (finding.check == "worst_case" and finding.severity is Severity.ERROR)
+    cut_off = finding.check == "worst_case" or (finding.check == "runs_cut_off" and finding.observed is not None)
+    return cut_off or finding.status is not Status.PASS
 
 
 def _cells(finding: Finding) -> tuple[str, ...]:

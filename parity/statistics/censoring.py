@@ -113,7 +113,7 @@ def worst_case_finding(
     rates = collapse_rates((seen[0] + len(imputed), len(experiment)), (seen[1], len(baseline)))
     harm = rates.p_harm < ALPHA
     told = "the experiment would then collapse more often" if harm else "that would still not show a higher rate"
-    message = f"worst case: had the {len(imputed)} runs of the experiment that were cut off collapsed, {told}"
+    message = f"had the {len(imputed)} runs of the experiment that were cut off collapsed, {told}"
     evidence = {"imputed": imputed, "experiment": rates.experiment, "baseline": rates.baseline, "p_harm": rates.p_harm}
     status = Status.INCONCLUSIVE if harm else Status.PASS
     return [
