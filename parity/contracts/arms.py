@@ -81,7 +81,7 @@ def output_count(baseline: Side, experiment: Side) -> Outcome:
 def finish_reasons(baseline: Side, experiment: Side) -> Outcome:
     """Neither arm alone has aborted samples or samples without a finish reason."""
     left, right = (_shares(side[0].finish_reason) for side in (baseline, experiment))
-    if not left and not right:
+    if left.keys() | right.keys() <= {"none"}:
         return Outcome(0, skipped=1, missing="no finish reason recorded")
     names = sorted(left.keys() | right.keys())
     wrong = [
@@ -136,7 +136,7 @@ def _share(side: Facts, has: Callable[[Facts], npt.NDArray[np.bool_]]) -> float:
 
 def _shares(reasons: npt.NDArray[np.object_]) -> dict[str, int]:
     given = [str(reason).lower() for reason in reasons]
-    return {} if set(given) <= {"none"} else {name: given.count(name) for name in sorted(set(given))}
+    return {name: given.count(name) for name in sorted(set(given))}
 
 
 def _keys(side: Side) -> dict[Key, int]:

@@ -317,3 +317,11 @@ def test_an_arm_without_samples_or_finish_reasons_is_not_compared(arms: tuple[li
     nothing = check_arms(Rollout.from_samples(baseline), Rollout.from_samples([]))
     fields = {f.check: f for f in nothing}["arms_fields_present"]
     assert (fields.status, fields.evidence["checked"], fields.evidence["not_compared"]) == (Status.NOT_COMPARED, 0, 1)
+
+
+def test_finish_reasons_that_one_arm_alone_records_are_compared(arms: tuple[list[Sample], list[Sample]]) -> None:
+    baseline, experiment = arms
+    for sample in experiment:
+        sample.finish_reason = None
+    assert "arms_finish_reasons" in both(baseline, experiment)
+    assert "arms_finish_reasons" in both(experiment, baseline)

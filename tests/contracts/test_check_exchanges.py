@@ -307,3 +307,36 @@ def test_media_of_a_batch_are_counted_prompt_by_prompt(media: Any, wanted: list[
     request = {"input_ids": prompts, "sampling_params": {}, "image_data": media}
     found = failed_checks([Exchange(request, 200, [{}, {}])], Rules(media_placeholders=frozenset({7})))
     assert ("exchange_request_honoured" in found) is (wanted != [1, 0])
+
+
+def test_a_count_is_held_to_the_ids_without_log_probs() -> None:
+    exchange = recorded("native-no-logprob")
+    assert failed_checks([exchange], Rules()) == {}
+    meta(exchange)["completion_tokens"] += 1
+    assert set(failed_checks([exchange], Rules())) == {"exchange_rollout_log_probs_length"}
+    del meta(exchange)["completion_tokens"]
+    assert failed_checks([exchange], Rules()) == {}
+
+
+@pytest.mark.parametrize("place", [-2, -3])
+def test_a_stop_token_before_the_last_place_is_found(place: int) -> None:
+    exchange = recorded("native-n8")
+    exchange.outputs[0]["output_ids"][place] = 299
+    meta(exchange, 0)["output_token_logprobs"][place][1] = 299
+    finding = failed_checks([exchange], Rules(stop_token_ids=frozenset({299})))["exchange_finish_stop"]
+    assert finding.observed == -place - 1
+
+
+def test_the_context_cuts_the_cap_by_the_prompt() -> None:
+    exchange = recorded("native-n8")
+    prompt, tokens = len(exchange.request["input_ids"]), len(exchange.outputs[0]["output_ids"])
+    exchange.request["sampling_params"]["max_new_tokens"] = 10 * tokens
+    assert failed_checks([exchange], Rules(context_length=prompt + tokens)) == {}
+    for context in (prompt + tokens - 1, prompt + tokens + 1):
+        assert set(failed_checks([exchange], Rules(context_length=context))) == {"exchange_finish_length"}
+
+
+def test_a_prompt_log_prob_without_an_id_is_of_another_id() -> None:
+    exchange = recorded("native-prompt-logprobs")
+    meta(exchange)["input_token_logprobs"][2] = [-1.0]
+    assert "exchange_prompt_logprobs" in failed_checks([exchange], Rules())

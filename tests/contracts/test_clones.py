@@ -65,6 +65,15 @@ def test_the_evidence_of_one_repeat_is_the_likelihood_ratio() -> None:
     assert found[0].evidence["repeats"] == 1
 
 
+def test_a_sample_that_repeats_none_of_its_siblings_speaks_against_copying() -> None:
+    outputs = [[5, 6], [8, 9], [5, 6]]
+    samples = [Sample(0, k, output_ids=ids, logprobs=[-3.0, -4.0], temperature=1.0) for k, ids in enumerate(outputs)]
+    found = [f for f in check_samples(Rollout.from_samples(samples), Rules()) if f.check == "clones"]
+    rates = (0.00001, 0.001, 0.01, 0.1, 0.5, 0.99)
+    mean = sum((1 - q) * (q / 2 * math.exp(7.0) + 1 - q) for q in rates) / len(rates)
+    assert found[0].evidence["log_evidence"] == pytest.approx(math.log(mean))
+
+
 def test_one_copied_pair_in_a_hundred_groups_is_found(valid_samples: Build) -> None:
     samples = valid_samples(groups=100, n=8)
     assert clones(samples, Rules()) == set()

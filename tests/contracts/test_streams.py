@@ -89,6 +89,12 @@ def test_a_view_that_takes_something_back_is_found(
         assert set(failed) >= also
 
 
+def test_a_view_may_come_twice() -> None:
+    exchange = streamed("native-n8")
+    exchange.response[8:8] = copy.deepcopy(exchange.response[:8])
+    assert failing(exchange) == {}
+
+
 def test_an_output_of_a_stream_without_an_end_or_without_a_view_is_found() -> None:
     exchange = streamed("native-n8")
     exchange.response[-2]["meta_info"]["finish_reason"] = None
