@@ -6,9 +6,17 @@ intervals, p, unit, number of units, method and warnings.
 
 from __future__ import annotations
 
+from parity.statistics.anytime import (
+    ExchangeProcess,
+    NormalProcess,
+    adjusted_log_e,
+    groups_for_parity,
+    normal_sequence,
+)
 from parity.statistics.bands import Band, curve_band
 from parity.statistics.collapse import Collapse, RateComparison, collapse_rates, detect_collapse
 from parity.statistics.cost import RatioResult, paired_log_ratio
+from parity.statistics.evidence import Evidence
 from parity.statistics.findings import collapse_finding, cost_findings
 from parity.statistics.groups import (
     PairedResult,
@@ -29,7 +37,15 @@ from parity.statistics.permutation import (
     product_kernel,
     shape_tests,
 )
-from parity.statistics.power import PowerRow, decide_many, simulate_power
+from parity.statistics.power import (
+    GroupPowerRow,
+    PowerRow,
+    decide_many,
+    simulate_fixed_groups,
+    simulate_power,
+    simulate_watched_groups,
+)
+from parity.statistics.rescored import Rescored, rescored_findings
 from parity.statistics.runs import (
     Margin,
     RunComparison,
@@ -57,18 +73,24 @@ __all__ = [
     "Collapse",
     "ConfidenceSequence",
     "EProcess",
+    "Evidence",
+    "ExchangeProcess",
+    "GroupPowerRow",
     "GroupValues",
     "Margin",
     "Monitor",
+    "NormalProcess",
     "PairContrasts",
     "PairedResult",
     "PowerRow",
     "RateComparison",
     "RatioResult",
+    "Rescored",
     "Result",
     "RunComparison",
     "RunValues",
     "Watched",
+    "adjusted_log_e",
     "average_e_value",
     "benjamini_hochberg",
     "bernoulli_e_value",
@@ -80,11 +102,13 @@ __all__ = [
     "decide_many",
     "detect_collapse",
     "equality_kernel",
+    "groups_for_parity",
     "groups_needed",
     "holm",
     "independence_tests",
     "margin_from_history",
     "neighbour_test",
+    "normal_sequence",
     "pair_contrasts",
     "paired_events",
     "paired_groups",
@@ -92,12 +116,15 @@ __all__ = [
     "predict_one",
     "prefix_kernel",
     "product_kernel",
+    "rescored_findings",
     "runs_needed",
     "sampling_findings",
     "secondary_findings",
     "sequential_verdict",
     "shape_tests",
+    "simulate_fixed_groups",
     "simulate_power",
+    "simulate_watched_groups",
     "slot_test",
     "tost_power",
     "training_findings",
