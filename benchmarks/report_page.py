@@ -1,6 +1,6 @@
 """The report as one page: its size, and the time to make it and to open it in Chromium.
 
-    python benchmarks/report_page.py [--steps 200] [--samples 512] [--tokens 64] [--design paired]
+    python benchmarks/report_page.py [--steps 200] [--samples 512] [--tokens 64] [--design paired] [--repeats 5]
 
 Each of both arms has so many samples a step; their token ids and log-probs are random, which compresses worst.
 """
@@ -98,6 +98,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=512)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--design", default="paired")
+    parser.add_argument("--repeats", type=int, default=5, help="times that the page is opened; the best is printed")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         directory = Path(folder)
@@ -108,7 +109,7 @@ def main() -> None:
         page = directory / "report.html"
         page.write_bytes(html.render(report, evidence))
         rendered = time.perf_counter()
-        opened, shown = seconds_to_open(page)
+        opened, shown = map(min, zip(*(seconds_to_open(page) for _ in range(asked.repeats)), strict=True))
         size = page.stat().st_size / 1e6
     held = f"{len(evidence.packed)} steps held"
     print(f"{asked.steps} steps of 2 x {asked.samples} samples of {asked.tokens} tokens: {size:.1f} MB, {held}")

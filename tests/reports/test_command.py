@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -65,6 +66,12 @@ def test_all_files_are_written_and_the_exit_code_is_the_verdicts(
     assert capsys.readouterr().out == "DIFFERENT\n"
     written = {path.name for path in (experiment / "report").iterdir()}
     assert {"report.html", "report.md", "report.json", "junit.xml"} <= written
+    assert 'id="samples-twin-0-1"' in (experiment / "report" / "report.html").read_text()
+
+
+def test_an_experiment_of_which_one_arm_has_not_begun_has_its_page(experiment: Path, parity: Parity) -> None:
+    shutil.rmtree(experiment / "runs" / "native-seed0")
+    assert parity("report", experiment, "--quiet") == 1
     assert 'id="samples-twin-0-1"' in (experiment / "report" / "report.html").read_text()
 
 

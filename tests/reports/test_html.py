@@ -179,7 +179,7 @@ def test_every_view_opens_from_disk_by_a_click_and_has_its_heading(opened: Opene
         page.tab.wait_for_selector(f"nav a[aria-current=page] >> text={name}")
         headings[name] = page.tab.locator("main h2").first.inner_text()
     assert headings == {
-        "Overview": "The eight metrics",
+        "Overview": "What failed",
         "Curves": "Curves",
         "Samples": "Samples",
         "Findings": "Findings",
@@ -193,6 +193,11 @@ def test_the_overview_gives_the_verdict_and_the_way_from_a_number_to_its_rows_on
     assert page.tab.locator(".verdict").inner_text().startswith("DIFFERENT: native differs from per-sample")
     row = page.tab.locator("table.rows tbody tr", has_text="rollout_log_probs length")
     assert page.tab.locator("table.rows tbody tr").count() == 8
+    failed, not_compared = (page.tab.locator(f"h2:has-text('{name}') + ul li") for name in ("failed", "not compared"))
+    place = "run native-seed0, step 2, group 1, slot 1, field output_ids"
+    assert failed.all_inner_texts() == [f"L2 replay twin_output_ids: {HOSTILE[0][0]} and ? alone {place}"]
+    assert "L3 training curves: no pair" in not_compared.all_inner_texts()
+    assert "L1 sampling: no finding" in not_compared.all_inner_texts()
     row.locator("td a", has_text="L2 pass").click()
     assert page.tab.locator("details[open] summary").inner_text().startswith("pass L2 replay twin_logprobs")
     assert "runs/*/rollouts/*" in page.tab.locator("details[open]").inner_text()

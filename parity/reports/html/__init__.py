@@ -104,6 +104,7 @@ def _content(report: Report, evidence: Evidence, language: Language) -> dict[str
         "words": catalogue(language),
         "headline": text.headline(report, say),
         "reasons": text.reasons(report, say),
+        "failing": [number[id(finding)] for finding in report.failing],
         "beside": [line for line in (text.planted(report, say), text.not_shown(report, say)) if line],
         "basis": text.basis(report, say),
         "designs": report.arms_of_design,

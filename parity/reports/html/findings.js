@@ -6,6 +6,7 @@ const ORDER = ["fail", "inconclusive", "not_compared", "pass"];
 function findings(...parts) {
   const [kind, value] = parts;
   if (kind === "level") Object.assign(findingsState, { level: value, run: "", filter: "", statuses: new Set(ORDER) });
+  if (kind === "status") Object.assign(findingsState, { level: "", run: "", filter: "", statuses: new Set([value]) });
   const named = /^\d+$/.test(kind ?? "") ? Number(kind) : null;
   const list = el("div", { class: "findings" });
   const draw = () => drawFindings(list, named);
@@ -40,7 +41,7 @@ function drawFindings(list, named) {
   const wanted = data.findings
     .map((finding, place) => ({ finding, place }))
     .filter(({ finding, place }) => place === named || isWanted(finding, text))
-    .sort((one, two) => ORDER.indexOf(one.finding.status) - ORDER.indexOf(two.finding.status) || one.place - two.place);
+    .sort((one, two) => ORDER.indexOf(one.finding.status) - ORDER.indexOf(two.finding.status) || causeRank(one.place) - causeRank(two.place) || one.place - two.place);
   const most = findingsState.most;
   const first = wanted.filter(({ place }, at) => at < most || place === named);
   const more = () => {
@@ -53,6 +54,11 @@ function drawFindings(list, named) {
     ...(wanted.length > first.length ? [el("button", { type: "button", onclick: more }, say("show all"))] : []),
   );
   if (named !== null) requestAnimationFrame(() => document.getElementById(`finding-${named}`)?.scrollIntoView({ block: "start" }));
+}
+
+// Among failures, causes stand above their consequences.
+function causeRank(place) {
+  return data.failing.indexOf(place);
 }
 
 function isWanted(finding, text) {

@@ -1,10 +1,13 @@
 // The verdict, the eight rows, the ladder, the cost and how each run ended.
 
+const FAILING_SHOWN = 10;
+
 function overview() {
   return [
     el("p", { class: `verdict ${data.verdict}` }, data.headline),
     data.beside.map((line) => el("p", { class: "beside" }, line)),
     el("ul", {}, data.reasons.map((reason) => el("li", {}, reason))),
+    ...whatFailed(),
     el("h2", {}, say("The eight metrics")),
     table(["", say("baseline"), say("experiment"), say("difference"), say("test"), say("finding")], data.table.map(rowCells), "rows"),
     el("p", { class: "note" }, [data.basis, ...new Set(data.table.flatMap((row) => row.notes))].join(" ")),
@@ -12,9 +15,33 @@ function overview() {
     table([say("level"), say("question"), say("status"), say("findings compared"), say("strongest finding")], data.ladder.map(rungCells), "ladder"),
     el("h2", {}, say("Performance")),
     table(["", data.baseline, data.experiment, `${data.experiment} / ${data.baseline}`, say("finding")], data.cost.map(costCells), "cost"),
+    el("h2", {}, say("What was not compared")),
+    notCompared(),
     el("h2", {}, say("How each run ended")),
     table(["run", "design", "steps", "how it ended", "retries", "engine restarts", "resumes", "time in steps", "peak memory"].map((column) => say(column)), data.runs.map(runCells), "runs"),
   ];
+}
+
+// The first failing findings, causes above their consequences.
+function whatFailed() {
+  const first = data.failing.slice(0, FAILING_SHOWN);
+  const more = data.failing.length - first.length;
+  return [
+    first.length > 0 && el("h2", {}, say("What failed")),
+    first.length > 0 && el("ul", {}, first.map((place) => el("li", {}, rungName(data.findings[place].level), " ", findingSaid(place), " ", el("span", { class: "where" }, placeOf(data.findings[place].where))))),
+    more > 0 && el("p", {}, link(route("findings", "status", "fail"), say("{count} more failing findings", { count: more }))),
+  ];
+}
+
+function notCompared() {
+  const places = data.findings.map((finding, place) => (finding.status === "not_compared" ? place : -1)).filter((place) => place >= 0);
+  const items = [
+    ...data.table.filter((row) => !Object.keys(row.baseline).length).map((row) => say("the row {row}: no values", { row: say(row.name) })),
+    ...data.table.filter((row) => !row.findings.length).map((row) => say("the row {row}: no finding tests it", { row: say(row.name) })),
+    ...data.ladder.filter((rung) => !rung.total).map((rung) => `${rungName(rung.level)}: ${say("no finding")}`),
+    ...places.map((place) => [rungName(data.findings[place].level), " ", findingSaid(place)]),
+  ];
+  return items.length ? el("ul", {}, items.map((item) => el("li", {}, item))) : el("p", {}, say("Every finding compared something."));
 }
 
 function rowCells(row) {
