@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from recorded_runs import recorded, write_log
 
 from parity.cli import cli
-from parity.cli.compare import SEVERAL
+from parity.cli.compare import compare
 from parity.curves import read_runs
 from parity.errors import ParityError, UsageError
 from parity.experiment import ExperimentConfig
@@ -58,15 +58,11 @@ def test_a_difference_exits_1_and_one_run_an_arm_3(logs: Path, tmp_path: Path) -
     assert [1, 1] in [finding["evidence"].get("units") for finding in document["findings"]]
 
 
-def test_every_option_of_several_values_may_also_be_repeated(logs: Path, tmp_path: Path) -> None:
-    arguments = ["compare", "--out", str(tmp_path), "--quiet", "--history", *map(str, sorted(logs.glob("base[0-2]*")))]
-    for option in ("--baseline", "--experiment"):
-        for k in (3, 2) if option == "--experiment" else (3,):
-            name = "base" if option == "--baseline" else "same"
-            arguments += [option, str(logs / f"{name}{k}.log")]
-    result = CliRunner().invoke(cli, arguments)
-    assert result.exit_code in (0, 3), result.output
-    assert set(SEVERAL) == {"--baseline", "--experiment", "--history"}
+def test_options_of_several_values_take_all_that_follow_and_may_be_repeated() -> None:
+    arguments = ["--baseline", "a", "b", "--quiet", "--experiment", "c", "--history", "d", "e", "--experiment", "f"]
+    given = compare.make_context("compare", [*arguments, "--margin", "m=1"]).params
+    assert [given[name] for name in ("baseline", "experiment", "history")] == [("a", "b"), ("c", "f"), ("d", "e")]
+    assert (given["quiet"], given["margins"]) == (True, ("m=1",))
 
 
 @pytest.mark.parametrize(

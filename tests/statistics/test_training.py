@@ -11,7 +11,7 @@ from parity.metrics import Curve, RunCurves
 from parity.stats import secondary_findings, training_findings
 
 METRICS = ("rollout/raw_reward", "other/a", "other/b")
-SIMULATIONS = 150
+SIMULATIONS = 100
 LARGEST_SHARE = 0.05 + 3 * np.sqrt(0.05 * 0.95 / SIMULATIONS)
 
 
