@@ -16,6 +16,7 @@ from parity.cli.sample import sample
 from parity.cli.selftest import selftest
 from parity.cli.serve import serve
 from parity.cli.shared import EXIT_ERROR, EXIT_HELP, EXIT_INTERRUPTED
+from parity.cli.watch import watch
 from parity.errors import ParityError
 
 
@@ -25,7 +26,7 @@ def cli() -> None:
     """Proves that a change to how an RL trainer requests its rollouts leaves training the same, or shows where not."""
 
 
-for command in (run, plan, sample, compare, report, check, serve, selftest):
+for command in (run, plan, sample, watch, compare, report, check, serve, selftest):
     cli.add_command(command)
 
 
