@@ -10,8 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from parity.errors import InputError
 from parity.findings import Finding, Level, Status, Where
 from parity.reports.document import Report, RunRecord, build_report
 from parity.reports.html import Evidence, evidence, gather
@@ -108,7 +111,7 @@ def test_what_is_not_finite_stays_so_and_a_mask_of_ones_is_left_out(tmp_path: Pa
         [sample(0, logprobs=[math.nan, -math.inf, -1.0], loss_mask=[1, 1, 1])],
         [sample(0, loss_mask=[1, 0, 1])],
     )
-    assert shown["baseline"][0]["logprobs"] == [["nan", "-inf", -1000]]
+    assert shown["baseline"][0]["logprobs"] == [["NaN", "-Infinity", -1000]]
     assert shown["baseline"][0]["loss_mask"] == [None]
     assert shown["experiment"][0]["loss_mask"] == [[1, 0, 1]]
 
@@ -147,6 +150,16 @@ def test_prompts_are_text_or_the_conversation_that_they_are(tmp_path: Path) -> N
     prompts = ({"prompt": "one"}, {"prompt": "one"}, {"prompt": talk}, {})
     shown = twin(tmp_path, [sample(0, slot, extra=extra) for slot, extra in enumerate(prompts)], [sample(0)])
     assert shown["baseline"][0]["prompt"] == ["one", 0, '[{"role":"user","content":"hi"}]', None]
+
+
+def test_an_extra_that_is_no_json_is_named_with_its_file(tmp_path: Path) -> None:
+    write(tmp_path, "native-seed0", [sample(0)])
+    store = run_store(tmp_path, "native-seed0")
+    table = store.rollout(0).table
+    damaged = table.set_column(table.schema.get_field_index("extra"), "extra", pa.array(["{"]))
+    pq.write_table(damaged, store.rollout_path(0))
+    with pytest.raises(InputError, match=r"step-000000\.parquet: column 'extra' holds '\{', which is not JSON"):
+        gather(report_of(tmp_path, "twin", {"native-seed0": "native"}), tmp_path)
 
 
 def test_without_a_directory_there_is_nothing_to_show() -> None:

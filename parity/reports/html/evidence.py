@@ -14,6 +14,7 @@ import numpy as np
 import orjson
 import pyarrow as pa
 
+from parity.errors import InputError
 from parity.experiment import MIXED_DESIGNS
 from parity.reports.data import plain
 from parity.reports.document import Report
@@ -138,7 +139,7 @@ def _pack(report: Report, pair: PairOfRuns, step: int, directory: Path) -> str:
         if len(baseline) == len(experiment) == 1:  # a column that is equal in both arms is written once
             experiment = [{name: values for name, values in experiment[0].items() if values != baseline[0][name]}]
         shown = {"cut": cut, "differs": differs, "baseline": baseline, "experiment": experiment}
-        content = base64.b64encode(gzip.compress(orjson.dumps(plain(shown)), mtime=0)).decode()
+        content = base64.b64encode(gzip.compress(orjson.dumps(shown), mtime=0)).decode()
         if len(content) <= STEP_LIMIT:
             break
     return content
@@ -184,7 +185,7 @@ def _columns(part: _Part, cut: int | None) -> dict[str, Any]:
         "row": list(part.rows),
         **{name: table.column(name).to_pylist() for name in _PLAIN},
         **{name: _rounded(table.column(name).to_pylist()) for name in ("reward", "advantage")},
-        "prompt": _shared([_prompt(extra) for extra in table.column("extra").to_pylist()]),
+        "prompt": _shared([_prompt(extra, part.file) for extra in table.column("extra").to_pylist()]),
         "prompt_ids": _shared(table.column("prompt_ids").to_pylist()),
         "text": [_cut(text, cut and cut * CHARACTERS_A_TOKEN) for text in table.column("text").to_pylist()],
         "characters": [None if text is None else len(text) for text in table.column("text").to_pylist()],
@@ -197,14 +198,17 @@ def _columns(part: _Part, cut: int | None) -> dict[str, Any]:
     }
 
 
-def _rounded(values: Iterable[float | None]) -> list[float | None]:
+def _rounded(values: Iterable[float | None]) -> list[Any]:
     """Values to six significant digits, which take a third of the room and are more than a page shows."""
-    return [None if value is None else float(f"{value:.6g}") for value in values]
+    return [None if value is None else plain(float(f"{value:.6g}")) for value in values]
 
 
-def _prompt(extra: str | None) -> str | None:
+def _prompt(extra: str | None, file: str) -> str | None:
     """The prompt as text, if the source held one; a conversation as its JSON."""
-    fields = orjson.loads(extra) if extra else None
+    try:
+        fields = orjson.loads(extra) if extra else None
+    except orjson.JSONDecodeError as error:
+        raise InputError(f"{file}: column 'extra' holds {str(extra)[:60]!r}, which is not JSON: {error}") from error
     prompt = fields.get("prompt") if isinstance(fields, dict) else None
     return prompt if prompt is None or isinstance(prompt, str) else orjson.dumps(prompt).decode()
 
@@ -226,7 +230,7 @@ def _cut(value: Any, limit: int | None) -> Any:
 def _thousandths(values: list[float] | None) -> list[int | str] | None:
     if values is None:
         return None
-    return [round(1_000 * value) if math.isfinite(value) else str(value) for value in values]
+    return [round(1_000 * value) if math.isfinite(value) else plain(value) for value in values]
 
 
 def _first_differences(parts: Sequence[Sequence[_Part]]) -> dict[str, int]:
