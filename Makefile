@@ -15,7 +15,7 @@ run: $(INSTALLED)
 	$(BIN)/parity run --baseline --experiment native
 
 test: $(INSTALLED)
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 --dist loadfile
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .
