@@ -204,15 +204,16 @@ def test_any_text_is_one_line_that_reads_as_written(value):
     assert shown == f"x{expected}x"
 
 
-def test_a_large_experiment_stays_under_64_kilobytes(report, build):
-    findings = [failing("@<|" * 500, rollout_id=step) for step in range(2000)]
+@pytest.mark.parametrize(("language", "message"), [("en", "@<|"), ("zh", "组📈")])
+def test_a_large_experiment_stays_under_64_kilobytes(report, build, language, message):
+    findings = [failing(message * 500, rollout_id=step) for step in range(2000)]
     config = {f"key {number}": "`" * 50 for number in range(1000)}
     big = build(
         findings=[*report.findings, *findings], config=config, versions={f"package {n}": "1" for n in range(3000)}
     )
-    text = markdown.render(big, [PICTURE])
+    text = markdown.render(big, [PICTURE], language)
     assert len(text.encode()) < 64 * 1024
-    assert tables(text)[0][1][0] == "output count"
+    assert tables(text)[0][1][0] == {"en": "output count", "zh": "输出数"}[language]
     assert "report.json" in text
     assert text.count("<details>") == text.count("</details>")
 
