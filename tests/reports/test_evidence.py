@@ -18,6 +18,7 @@ from parity.errors import InputError
 from parity.findings import Finding, Level, Status, Where
 from parity.reports.document import Report, RunRecord, build_report
 from parity.reports.html import Evidence, evidence, gather
+from parity.reports.html.tokens import token_texts
 from parity.samples import Rollout, Sample
 from parity.store import run_store
 
@@ -160,6 +161,25 @@ def test_an_extra_that_is_no_json_is_named_with_its_file(tmp_path: Path) -> None
     pq.write_table(damaged, store.rollout_path(0))
     with pytest.raises(InputError, match=r"step-000000\.parquet: column 'extra' holds '\{', which is not JSON"):
         gather(report_of(tmp_path, "twin", {"native-seed0": "native"}), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "texts"),
+    [
+        ({"model": {"vocab": {"a": 0, "b": 2}}, "added_tokens": [{"id": 1, "content": "<eos>"}]}, ["a", "<eos>", "b"]),
+        ({"model": {"vocab": {"a": 1}}}, [None, "a"]),
+        ({"model": {"vocab": {"a": -1, "b": 10**9, "c": True, "d": "1"}}, "added_tokens": [None, {}]}, []),
+        ({"model": [], "added_tokens": 3}, []),
+    ],
+)
+def test_token_texts_are_those_of_the_tokenizer_beside_the_weights(
+    tokenizer: dict[str, Any], texts: list[str | None], tmp_path: Path
+) -> None:
+    assert token_texts(tmp_path) == []
+    weights = run_store(tmp_path, "native-seed0").checkpoint_path(3)
+    weights.mkdir(parents=True)
+    (weights / "tokenizer.json").write_text(json.dumps(tokenizer))
+    assert token_texts(tmp_path) == texts
 
 
 def test_without_a_directory_there_is_nothing_to_show() -> None:

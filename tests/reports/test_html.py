@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -86,6 +87,8 @@ def write_runs(directory: Path) -> list[RunRecord]:
     return runs
 
 
+TOKENIZER = {"model": {"vocab": {"Ġseven": 30, HOSTILE[1][0]: 31}}, "added_tokens": [{"id": 12, "content": "<eos>"}]}
+
 FINDINGS = (
     Finding("output_count", Level.CONTRACT, Status.PASS, "60 samples", evidence={"checked": 60}),
     Finding("twin_logprobs", Level.REPLAY, Status.PASS, "equal", evidence={"checked": 60}),
@@ -135,6 +138,9 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("experiment")
     facts = {"baseline": ARMS[0], "experiment": ARMS[1], "commands": [HOSTILE[0][0]], "versions": {"x": HOSTILE[1][0]}}
     report = build_report(facts, write_runs(made), FINDINGS)
+    weights = run_store(made, "native-seed0").checkpoint_path(STEPS)
+    weights.mkdir()
+    (weights / "tokenizer.json").write_text(json.dumps(TOKENIZER))
     for language in ("en", "zh"):
         (made / f"{language}.html").write_bytes(html.render(report, html.gather(report, made), language))
     step = max(len(packed) for packed in html.gather(report, made).packed.values())
@@ -224,11 +230,13 @@ def test_both_arms_stand_side_by_side_with_what_their_rows_on_disk_hold(opened: 
         assert f"reward {held['reward']:g}" in said
         assert f"advantage {held['advantage']:g}" in said
         assert "finish reason stop" in said
-        ids = [token.split()[0] for token in card.locator(".token").all_inner_texts()]
+        ids = card.locator(".token > span").all_inner_texts()
         assert ids == list(map(str, held["output_ids"]))
         assert card.locator("pre").inner_text() == dict(HOSTILE)[held["text"]]
         assert "masked" in str(card.locator(".token").nth(2).get_attribute("class"))
     assert cards.first.locator(".token").nth(1).get_attribute("title") == "token 1: id 21, log-prob -1.500, trained"
+    assert cards.first.locator(".token b").all_inner_texts() == ["<eos>", "Ġseven"]
+    assert cards.last.locator(".token b").all_inner_texts() == ["<eos>", HOSTILE[1][0]]
     assert page.tab.locator(".sample .badge.fail").count() == 2
     assert page.tab.locator("pre[data-of=prompt]").inner_text() == f"{HOSTILE[0][0]} 1"
 

@@ -112,6 +112,7 @@ def _content(report: Report, evidence: Evidence, language: Language) -> dict[str
         "first_metrics": [metric for metric, _ in (*CURVE_PANELS, *COST_PANELS)],
         "directory": evidence.directory,
         "events": evidence.events,
+        "tokens": evidence.tokens,
         "pairs": [
             {"name": pair.name, "design": pair.design, "seed": pair.seed, "runs": pair.runs, "steps": pair.steps}
             for pair in evidence.pairs

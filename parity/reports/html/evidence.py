@@ -18,6 +18,7 @@ from parity.errors import InputError
 from parity.experiment import MIXED_DESIGNS
 from parity.reports.data import plain
 from parity.reports.document import Report
+from parity.reports.html.tokens import token_texts
 from parity.samples import Rollout
 from parity.store import RunStore, run_store
 
@@ -71,12 +72,14 @@ class Evidence:
         events: By run, the lines of ``events.jsonl``.
         pairs: The runs whose samples are shown side by side.
         packed: By pair and step, the samples of both arms: JSON, compressed with gzip, in base64.
+        tokens: By token id, its text; empty where no tokenizer is there.
     """
 
     directory: str = ""
     events: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
     pairs: tuple[PairOfRuns, ...] = ()
     packed: Mapping[tuple[str, int], str] = field(default_factory=dict)
+    tokens: Sequence[str | None] = ()
 
 
 def gather(report: Report, directory: Path, limit: int = LIMIT) -> Evidence:
@@ -98,7 +101,7 @@ def gather(report: Report, directory: Path, limit: int = LIMIT) -> Evidence:
             break
         packed[pair.name, step] = content
     events = {run.run: run_store(directory, run.run).events() for run in report.outcomes}
-    return Evidence(str(directory), events, pairs, packed)
+    return Evidence(str(directory), events, pairs, packed, token_texts(directory))
 
 
 def _pairs(report: Report, directory: Path) -> Iterator[PairOfRuns]:

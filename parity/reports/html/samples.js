@@ -186,7 +186,8 @@ function token(sample, id, at) {
   const shown = typeof value === "number" ? value.toFixed(3) : value ?? "–";
   const trained = sample.loss_mask === null || sample.loss_mask?.[at] === 1;
   const likely = typeof value !== "number" ? "unknown" : value > -0.1 ? "sure" : value > -1 ? "likely" : value > -3 ? "open" : "rare";
+  const text = data.tokens[id] ?? null;
   const said = say("token {at}: id {id}, log-prob {value}, {trained}", { at, id, value: shown, trained: trained ? say("trained") : say("masked") });
   const kind = `token ${likely} ${trained ? "" : "masked"} ${at === sample.differs ? "differs" : ""}`;
-  return el("span", { class: kind, title: said }, id, el("small", {}, shown));
+  return el("span", { class: kind, title: text === null ? said : `${said}: ${visible(text)}` }, text !== null && el("b", {}, text), el("span", {}, id), el("small", {}, shown));
 }
