@@ -189,7 +189,7 @@ def stated_margins(directory: Path) -> dict[str, float]:
     Raises:
         InputError: The experiment cannot be read.
     """
-    margins = ExperimentConfig.from_json(read_experiment(directory)["config"]).margins
+    margins = ExperimentConfig.from_json(read_experiment(directory).get("config")).margins
     return {name: margins[name] for name in TRAJECTORY_MARGINS if name in margins}
 
 
