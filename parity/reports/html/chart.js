@@ -8,7 +8,9 @@ function chart(metric, lines, marks, state, onRange, onStep) {
   const { width, height, left, right, top, bottom } = CHART;
   const steps = [...new Set(lines.flatMap((line) => line.steps))].sort((one, two) => one - two);
   const [first, last] = state.range ?? [steps[0] ?? 0, steps.at(-1) ?? 1];
-  const shown = lines.flatMap((line) => line.values.filter((_, at) => line.steps[at] >= first && line.steps[at] <= last));
+  const shown = lines.flatMap((line) =>
+    line.values.filter((_, at) => line.steps[at] >= first && line.steps[at] <= last),
+  );
   const drawable = shown.filter((value) => Number.isFinite(value) && (!state.log || value > 0));
   const scale = valueScale(drawable, state.log);
   const x = (step) => left + ((step - first) / (last - first || 1)) * (width - left - right);
@@ -32,7 +34,14 @@ function chart(metric, lines, marks, state, onRange, onStep) {
   for (const mark of marks.filter((mark) => mark.step >= first && mark.step <= last)) {
     const said = `${mark.run}: ${say(mark.kind.replace("_", " "))} ${mark.message}`;
     const name = `mark ${sideOf(armOf(mark.run))}`;
-    svg.append(el("text", { class: name, x: x(mark.step), y: top + 8, "text-anchor": "middle" }, el("title", {}, said), MARKS[mark.kind]));
+    svg.append(
+      el(
+        "text",
+        { class: name, x: x(mark.step), y: top + 8, "text-anchor": "middle" },
+        el("title", {}, said),
+        MARKS[mark.kind],
+      ),
+    );
   }
   svg.append(cursor, band);
 
@@ -47,10 +56,19 @@ function chart(metric, lines, marks, state, onRange, onStep) {
     at = step;
     for (const end of ["x1", "x2"]) cursor.setAttribute(end, x(step));
     cursor.setAttribute("visibility", "visible");
-    const values = lines.map((line) => [line, line.values[line.steps.indexOf(step)]]).filter(([, value]) => value !== undefined);
+    const values = lines
+      .map((line) => [line, line.values[line.steps.indexOf(step)]])
+      .filter(([, value]) => value !== undefined);
     tip.replaceChildren(
       el("b", {}, say("step {step}", { step })),
-      ...values.map(([line, value]) => el("div", { class: `value ${sideOf(line.arm)}` }, `${line.mean ? say("mean of {arm}", { arm: line.arm }) : line.name} `, el("b", {}, number(value)))),
+      ...values.map(([line, value]) =>
+        el(
+          "div",
+          { class: `value ${sideOf(line.arm)}` },
+          `${line.mean ? say("mean of {arm}", { arm: line.arm }) : line.name} `,
+          el("b", {}, number(value)),
+        ),
+      ),
     );
     tip.hidden = false;
     tip.classList.toggle("left", x(step) > width / 2);
@@ -96,7 +114,14 @@ function chart(metric, lines, marks, state, onRange, onStep) {
     event.stopPropagation();
   };
   const lost = shown.length - drawable.length;
-  const note = lost ? say(state.log ? "{count} values that are NaN, infinite or not above 0 are not drawn" : "{count} values that are NaN or infinite are not drawn", { count: lost }) : "";
+  const note = lost
+    ? say(
+        state.log
+          ? "{count} values that are NaN, infinite or not above 0 are not drawn"
+          : "{count} values that are NaN or infinite are not drawn",
+        { count: lost },
+      )
+    : "";
   return el(
     "figure",
     { class: "chart", tabindex: 0, onkeydown, onblur: leave, "data-metric": metric },
@@ -123,13 +148,23 @@ function pathOf(line, first, last, x, y, log) {
 
 function valueScale(values, log) {
   if (!values.length) return { ticks: [], place: () => 0.5 };
-  const ends = values.reduce(([low, high], value) => [Math.min(low, value), Math.max(high, value)], [Infinity, -Infinity]);
+  const ends = values.reduce(
+    ([low, high], value) => [Math.min(low, value), Math.max(high, value)],
+    [Infinity, -Infinity],
+  );
   const measure = log ? Math.log10 : (value) => value;
   let [low, high] = ends.map(measure);
   const room = (high - low) * 0.06 || Math.abs(high) * 0.05 || 0.5;
   [low, high] = [low - room, high + room];
-  const powers = log ? Array.from({ length: Math.floor(high) - Math.ceil(low) + 1 }, (_, at) => 10 ** (Math.ceil(low) + at)) : [];
-  const ticks = powers.length > 1 ? powers : log ? niceTicks(10 ** low, 10 ** high, 4).filter((tick) => tick > 0) : niceTicks(low, high, 5);
+  const powers = log
+    ? Array.from({ length: Math.floor(high) - Math.ceil(low) + 1 }, (_, at) => 10 ** (Math.ceil(low) + at))
+    : [];
+  const ticks =
+    powers.length > 1
+      ? powers
+      : log
+        ? niceTicks(10 ** low, 10 ** high, 4).filter((tick) => tick > 0)
+        : niceTicks(low, high, 5);
   return { ticks, place: (value) => (measure(value) - low) / (high - low) };
 }
 

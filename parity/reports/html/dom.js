@@ -3,7 +3,8 @@
 
 const data = JSON.parse(document.getElementById("report").textContent);
 const SVG_TAGS = new Set(["svg", "g", "path", "line", "rect", "circle", "text", "title"]);
-const NO_GLYPH = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]/gu;
+const NO_GLYPH =
+  /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]/gu;
 
 function el(tag, attributes, ...children) {
   const node = SVG_TAGS.has(tag)
@@ -53,8 +54,18 @@ function link(target, ...children) {
 }
 
 function table(columns, rows, name) {
-  const head = el("tr", {}, columns.map((column) => el("th", { scope: "col" }, column)));
-  const body = rows.map((cells) => el("tr", {}, cells.map((cell) => el("td", {}, cell))));
+  const head = el(
+    "tr",
+    {},
+    columns.map((column) => el("th", { scope: "col" }, column)),
+  );
+  const body = rows.map((cells) =>
+    el(
+      "tr",
+      {},
+      cells.map((cell) => el("td", {}, cell)),
+    ),
+  );
   return el("div", { class: "scroll" }, el("table", { class: name }, el("thead", {}, head), el("tbody", {}, body)));
 }
 

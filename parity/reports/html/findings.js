@@ -1,6 +1,12 @@
 // Every finding, filtered, each with its numbers and where its rows are on disk.
 
-const findingsState = { filter: "", level: "", run: "", statuses: new Set(["fail", "inconclusive", "not_compared", "pass"]), most: 200 };
+const findingsState = {
+  filter: "",
+  level: "",
+  run: "",
+  statuses: new Set(["fail", "inconclusive", "not_compared", "pass"]),
+  most: 200,
+};
 const ORDER = ["fail", "inconclusive", "not_compared", "pass"];
 
 function findings(...parts) {
@@ -23,7 +29,12 @@ function findings(...parts) {
       "div",
       { class: "controls" },
       filter(say("contains"), findingsState.filter, set("filter")),
-      choice(say("level"), [["", say("all")], ...levels.map((level) => [level, rungName(level)])], findingsState.level, set("level")),
+      choice(
+        say("level"),
+        [["", say("all")], ...levels.map((level) => [level, rungName(level)])],
+        findingsState.level,
+        set("level"),
+      ),
       choice(say("run"), [["", say("all")], ...runs.map((run) => [run, run])], findingsState.run, set("run")),
       ORDER.map((status) =>
         check(badge(status), findingsState.statuses.has(status), (on) => {
@@ -41,7 +52,12 @@ function drawFindings(list, named) {
   const wanted = data.findings
     .map((finding, place) => ({ finding, place }))
     .filter(({ finding, place }) => place === named || isWanted(finding, text))
-    .sort((one, two) => ORDER.indexOf(one.finding.status) - ORDER.indexOf(two.finding.status) || causeRank(one.place) - causeRank(two.place) || one.place - two.place);
+    .sort(
+      (one, two) =>
+        ORDER.indexOf(one.finding.status) - ORDER.indexOf(two.finding.status) ||
+        causeRank(one.place) - causeRank(two.place) ||
+        one.place - two.place,
+    );
   const most = findingsState.most;
   const first = wanted.filter(({ place }, at) => at < most || place === named);
   const more = () => {
@@ -49,11 +65,16 @@ function drawFindings(list, named) {
     drawFindings(list, named);
   };
   list.replaceChildren(
-    el("p", { class: "note", role: "status" }, say("{shown} of {all} findings", { shown: wanted.length, all: data.findings.length })),
+    el(
+      "p",
+      { class: "note", role: "status" },
+      say("{shown} of {all} findings", { shown: wanted.length, all: data.findings.length }),
+    ),
     ...first.map(({ finding, place }) => findingCard(finding, place, place === named)),
     ...(wanted.length > first.length ? [el("button", { type: "button", onclick: more }, say("show all"))] : []),
   );
-  if (named !== null) requestAnimationFrame(() => document.getElementById(`finding-${named}`)?.scrollIntoView({ block: "start" }));
+  if (named !== null)
+    requestAnimationFrame(() => document.getElementById(`finding-${named}`)?.scrollIntoView({ block: "start" }));
 }
 
 // Among failures, causes stand above their consequences.
@@ -64,18 +85,41 @@ function causeRank(place) {
 function isWanted(finding, text) {
   const { level, run, statuses } = findingsState;
   const said = `${finding.check} ${finding.message} ${Object.values(finding.where).join(" ")}`.toLowerCase();
-  return statuses.has(finding.status) && (!level || finding.level === level) && (!run || finding.where.run === run) && said.includes(text);
+  return (
+    statuses.has(finding.status) &&
+    (!level || finding.level === level) &&
+    (!run || finding.where.run === run) &&
+    said.includes(text)
+  );
 }
 
 function placeOf(where) {
   const names = { run: "run", rollout_id: "step", group_index: "group", index: "slot", field: "field" };
-  return Object.entries(where).map(([name, value]) => `${say(names[name])} ${value}`).join(", ");
+  return Object.entries(where)
+    .map(([name, value]) => `${say(names[name])} ${value}`)
+    .join(", ");
 }
 
 function findingCard(finding, place, open) {
-  const status = finding.status === "fail" && finding.severity === "warning" ? badge("inconclusive", say("warning")) : badge(finding.status);
-  const summary = el("summary", {}, status, " ", rungName(finding.level), " ", el("b", {}, finding.check), " ", el("span", { class: "where" }, placeOf(finding.where)), " ", el("span", { class: "message" }, finding.message));
-  const ontoggle = (event) => event.target.open && event.target.childElementCount < 2 && event.target.append(findingDetail(finding));
+  const status =
+    finding.status === "fail" && finding.severity === "warning"
+      ? badge("inconclusive", say("warning"))
+      : badge(finding.status);
+  const summary = el(
+    "summary",
+    {},
+    status,
+    " ",
+    rungName(finding.level),
+    " ",
+    el("b", {}, finding.check),
+    " ",
+    el("span", { class: "where" }, placeOf(finding.where)),
+    " ",
+    el("span", { class: "message" }, finding.message),
+  );
+  const ontoggle = (event) =>
+    event.target.open && event.target.childElementCount < 2 && event.target.append(findingDetail(finding));
   const card = el("details", { id: `finding-${place}`, class: finding.status, ontoggle }, summary);
   if (open) {
     card.append(findingDetail(finding));
@@ -87,7 +131,10 @@ function findingCard(finding, place, open) {
 function findingDetail(finding) {
   const { where } = finding;
   const pair = pairOfRun(where.run);
-  const target = pair && where.rollout_id !== undefined && ["samples", pair.name, where.rollout_id, where.group_index, where.index].filter((part) => part !== undefined);
+  const target =
+    pair &&
+    where.rollout_id !== undefined &&
+    ["samples", pair.name, where.rollout_id, where.group_index, where.index].filter((part) => part !== undefined);
   const facts = [
     [say("message"), finding.message],
     [say("where"), placeOf(where) || say("everything that was checked")],
@@ -99,9 +146,14 @@ function findingDetail(finding) {
   return el(
     "div",
     { class: "detail" },
-    el("dl", {}, facts.map(([name, value]) => [el("dt", {}, name), el("dd", {}, value)])),
+    el(
+      "dl",
+      {},
+      facts.map(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]),
+    ),
     target && link(route(...target), say("open the samples of this place")),
-    finding.where.field?.includes("/") && data.curves && [" ", link(route("metrics", finding.where.field), say("open the curves"))],
+    finding.where.field?.includes("/") &&
+      data.curves && [" ", link(route("metrics", finding.where.field), say("open the curves"))],
   );
 }
 

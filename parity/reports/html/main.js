@@ -1,7 +1,14 @@
 // Which view is shown: the part of the address after #. Keys do what links do.
 
 const VIEWS = { overview, metrics, samples, findings, events: timeline, provenance };
-const TITLES = { overview: "Overview", metrics: "Curves", samples: "Samples", findings: "Findings", events: "Events", provenance: "Provenance" };
+const TITLES = {
+  overview: "Overview",
+  metrics: "Curves",
+  samples: "Samples",
+  findings: "Findings",
+  events: "Events",
+  provenance: "Provenance",
+};
 const main = document.getElementById("view");
 
 function parts() {
@@ -10,12 +17,16 @@ function parts() {
 }
 
 function drawHead(view) {
-  const links = Object.keys(VIEWS).map((name, at) => el("a", { href: route(name), "aria-current": name === view ? "page" : null, accesskey: at + 1 }, say(TITLES[name])));
-  document.getElementById("head").replaceChildren(
-    el("h1", {}, "rollout parity ", el("span", { class: `badge ${data.verdict}` }, data.verdict)),
-    el("nav", { "aria-label": say("views") }, links),
-    el("button", { type: "button", class: "keys", onclick: showKeys }, say("keys")),
+  const links = Object.keys(VIEWS).map((name, at) =>
+    el("a", { href: route(name), "aria-current": name === view ? "page" : null, accesskey: at + 1 }, say(TITLES[name])),
   );
+  document
+    .getElementById("head")
+    .replaceChildren(
+      el("h1", {}, "rollout parity ", el("span", { class: `badge ${data.verdict}` }, data.verdict)),
+      el("nav", { "aria-label": say("views") }, links),
+      el("button", { type: "button", class: "keys", onclick: showKeys }, say("keys")),
+    );
 }
 
 async function show() {
@@ -36,13 +47,19 @@ function showKeys() {
     ["j k", say("next and previous group")],
     ["?", say("these keys")],
   ];
-  const dialog = el("dialog", { onclose: () => dialog.remove() }, table([say("key"), say("goes to")], keys), el("form", { method: "dialog" }, el("button", {}, say("close"))));
+  const dialog = el(
+    "dialog",
+    { onclose: () => dialog.remove() },
+    table([say("key"), say("goes to")], keys),
+    el("form", { method: "dialog" }, el("button", {}, say("close"))),
+  );
   document.body.append(dialog);
   dialog.showModal();
 }
 
 function onKey(event) {
-  if (event.ctrlKey || event.altKey || event.metaKey || event.target.matches("input:not([type=checkbox]), select")) return;
+  if (event.ctrlKey || event.altKey || event.metaKey || event.target.matches("input:not([type=checkbox]), select"))
+    return;
   const names = Object.keys(VIEWS);
   const { pair, step, shown = [], current } = samplesState;
   const beside = (by) => shown[shown.indexOf(current) + by];

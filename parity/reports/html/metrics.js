@@ -1,6 +1,12 @@
 // Every metric's curves of both arms, one chart each; what is switched off or zoomed is so in all.
 
-const metricsState = { design: data.compared.design || Object.keys(data.designs)[0], off: new Set(), log: false, range: null, filter: "" };
+const metricsState = {
+  design: data.compared.design || Object.keys(data.designs)[0],
+  off: new Set(),
+  log: false,
+  range: null,
+  filter: "",
+};
 
 function metrics(named) {
   if (named) metricsState.filter = named;
@@ -17,7 +23,12 @@ function metrics(named) {
   const controls = el(
     "div",
     { class: "controls" },
-    choice(say("design"), Object.keys(data.designs).map((design) => [design, design]), metricsState.design, redesign),
+    choice(
+      say("design"),
+      Object.keys(data.designs).map((design) => [design, design]),
+      metricsState.design,
+      redesign,
+    ),
     filter(say("metrics named"), metricsState.filter, (text) => {
       metricsState.filter = text;
       draw();
@@ -28,7 +39,9 @@ function metrics(named) {
     }),
     el("button", { type: "button", onclick: () => zoom(null, draw) }, say("whole range")),
   );
-  const note = say("Drag to zoom all charts, click to open a step. By keyboard: arrows move, + zooms, 0 shows all, Enter opens the step.");
+  const note = say(
+    "Drag to zoom all charts, click to open a step. By keyboard: arrows move, + zooms, 0 shows all, Enter opens the step.",
+  );
   return [el("h2", {}, say("Curves")), controls, toggles, el("p", { class: "note" }, note), charts];
 }
 
@@ -45,7 +58,14 @@ function drawToggles(place, draw) {
   const box = (name, kind) => check(name, !metricsState.off.has(name), toggle(name), `${kind}`);
   const arms = Object.entries(data.designs[metricsState.design] ?? {});
   place.replaceChildren(
-    ...arms.map(([arm, runs]) => el("fieldset", { class: sideOf(arm) }, el("legend", {}, box(arm, "arm")), runs.map((run) => box(run, "run")))),
+    ...arms.map(([arm, runs]) =>
+      el(
+        "fieldset",
+        { class: sideOf(arm) },
+        el("legend", {}, box(arm, "arm")),
+        runs.map((run) => box(run, "run")),
+      ),
+    ),
   );
 }
 
@@ -56,7 +76,13 @@ function drawCharts(place) {
   const wanted = names.filter((name) => name.includes(metricsState.filter)).sort(byInterest);
   const draw = () => drawCharts(place);
   const charts = wanted.map((metric) => {
-    const lines = arms.flatMap(([arm, runs]) => linesOf(metric, arm, runs.filter((run) => !metricsState.off.has(run))));
+    const lines = arms.flatMap(([arm, runs]) =>
+      linesOf(
+        metric,
+        arm,
+        runs.filter((run) => !metricsState.off.has(run)),
+      ),
+    );
     const drawn = new Set(lines.map((line) => line.name.split("/")[0]));
     const marks = data.marks.filter((mark) => drawn.has(mark.run));
     return chart(metric, lines, marks, metricsState, (range) => zoom(range, draw), openStep);
@@ -80,7 +106,9 @@ function linesOf(metric, arm, runs) {
     });
   if (lines.length < 2) return lines;
   const steps = lines[0].steps.filter((step) => lines.every((line) => line.steps.includes(step)));
-  const values = steps.map((step) => lines.reduce((sum, line) => sum + line.values[line.steps.indexOf(step)], 0) / lines.length);
+  const values = steps.map(
+    (step) => lines.reduce((sum, line) => sum + line.values[line.steps.indexOf(step)], 0) / lines.length,
+  );
   return [...lines, { name: arm, arm, steps, values, mean: true }];
 }
 

@@ -6,19 +6,49 @@ function overview() {
   return [
     el("p", { class: `verdict ${data.verdict}` }, data.headline),
     data.beside.map((line) => el("p", { class: "beside" }, line)),
-    el("ul", {}, data.reasons.map((reason) => el("li", {}, reason))),
+    el(
+      "ul",
+      {},
+      data.reasons.map((reason) => el("li", {}, reason)),
+    ),
     ...whatFailed(),
     el("h2", {}, say("The eight metrics")),
-    table(["", say("baseline"), say("experiment"), say("difference"), say("test"), say("finding")], data.table.map(rowCells), "rows"),
+    table(
+      ["", say("baseline"), say("experiment"), say("difference"), say("test"), say("finding")],
+      data.table.map(rowCells),
+      "rows",
+    ),
     el("p", { class: "note" }, [data.basis, ...new Set(data.table.flatMap((row) => row.notes))].join(" ")),
     el("h2", {}, say("The ladder of evidence")),
-    table([say("level"), say("question"), say("status"), say("findings compared"), say("strongest finding")], data.ladder.map(rungCells), "ladder"),
+    table(
+      [say("level"), say("question"), say("status"), say("findings compared"), say("strongest finding")],
+      data.ladder.map(rungCells),
+      "ladder",
+    ),
     el("h2", {}, say("Performance")),
-    table(["", data.baseline, data.experiment, `${data.experiment} / ${data.baseline}`, say("finding")], data.cost.map(costCells), "cost"),
+    table(
+      ["", data.baseline, data.experiment, `${data.experiment} / ${data.baseline}`, say("finding")],
+      data.cost.map(costCells),
+      "cost",
+    ),
     el("h2", {}, say("What was not compared")),
     notCompared(),
     el("h2", {}, say("How each run ended")),
-    table(["run", "design", "steps", "how it ended", "retries", "engine restarts", "resumes", "time in steps", "peak memory"].map((column) => say(column)), data.runs.map(runCells), "runs"),
+    table(
+      [
+        "run",
+        "design",
+        "steps",
+        "how it ended",
+        "retries",
+        "engine restarts",
+        "resumes",
+        "time in steps",
+        "peak memory",
+      ].map((column) => say(column)),
+      data.runs.map(runCells),
+      "runs",
+    ),
   ];
 }
 
@@ -28,20 +58,48 @@ function whatFailed() {
   const more = data.failing.length - first.length;
   return [
     first.length > 0 && el("h2", {}, say("What failed")),
-    first.length > 0 && el("ul", {}, first.map((place) => el("li", {}, rungName(data.findings[place].level), " ", findingSaid(place), " ", el("span", { class: "where" }, placeOf(data.findings[place].where))))),
-    more > 0 && el("p", {}, link(route("findings", "status", "fail"), say("{count} more failing findings", { count: more }))),
+    first.length > 0 &&
+      el(
+        "ul",
+        {},
+        first.map((place) =>
+          el(
+            "li",
+            {},
+            rungName(data.findings[place].level),
+            " ",
+            findingSaid(place),
+            " ",
+            el("span", { class: "where" }, placeOf(data.findings[place].where)),
+          ),
+        ),
+      ),
+    more > 0 &&
+      el("p", {}, link(route("findings", "status", "fail"), say("{count} more failing findings", { count: more }))),
   ];
 }
 
 function notCompared() {
-  const places = data.findings.map((finding, place) => (finding.status === "not_compared" ? place : -1)).filter((place) => place >= 0);
+  const places = data.findings
+    .map((finding, place) => (finding.status === "not_compared" ? place : -1))
+    .filter((place) => place >= 0);
   const items = [
-    ...data.table.filter((row) => !Object.keys(row.baseline).length).map((row) => say("the row {row}: no values", { row: say(row.name) })),
-    ...data.table.filter((row) => !row.findings.length).map((row) => say("the row {row}: no finding tests it", { row: say(row.name) })),
+    ...data.table
+      .filter((row) => !Object.keys(row.baseline).length)
+      .map((row) => say("the row {row}: no values", { row: say(row.name) })),
+    ...data.table
+      .filter((row) => !row.findings.length)
+      .map((row) => say("the row {row}: no finding tests it", { row: say(row.name) })),
     ...data.ladder.filter((rung) => !rung.total).map((rung) => `${rungName(rung.level)}: ${say("no finding")}`),
     ...places.map((place) => [rungName(data.findings[place].level), " ", findingSaid(place)]),
   ];
-  return items.length ? el("ul", {}, items.map((item) => el("li", {}, item))) : el("p", {}, say("Every finding compared something."));
+  return items.length
+    ? el(
+        "ul",
+        {},
+        items.map((item) => el("li", {}, item)),
+      )
+    : el("p", {}, say("Every finding compared something."));
 }
 
 function rowCells(row) {
@@ -50,7 +108,12 @@ function rowCells(row) {
   const [name, ...values] = row.cells;
   const metric = row.metric.endsWith("/") ? `${row.metric}stop` : row.metric;
   const lines = values.map((value) => value.split(", ").map((line) => el("div", {}, line)));
-  return [link(route("metrics", metric), name), ...lines, tested.length ? tested : say("not compared"), found.length ? found : say("not compared")];
+  return [
+    link(route("metrics", metric), name),
+    ...lines,
+    tested.length ? tested : say("not compared"),
+    found.length ? found : say("not compared"),
+  ];
 }
 
 function findingLink(place, text) {
@@ -60,7 +123,13 @@ function findingLink(place, text) {
 function rungCells(rung) {
   const counts = say("{compared} of {total}", rung);
   const strongest = rung.strongest === null ? say("no finding") : findingSaid(rung.strongest);
-  return [rungName(rung.level), rung.question, badge(rung.status), link(route("findings", "level", rung.level), counts), strongest];
+  return [
+    rungName(rung.level),
+    rung.question,
+    badge(rung.status),
+    link(route("findings", "level", rung.level), counts),
+    strongest,
+  ];
 }
 
 function findingSaid(place) {
@@ -76,7 +145,8 @@ function costCells(cost) {
 function runCells(run) {
   const pair = pairOfRun(run.run);
   const name = pair ? link(route("samples", pair.name, 0), run.run) : run.run;
-  const memory = run.peak_memory_bytes === null ? say("not recorded") : `${(run.peak_memory_bytes / 2 ** 30).toFixed(2)} GiB`;
+  const memory =
+    run.peak_memory_bytes === null ? say("not recorded") : `${(run.peak_memory_bytes / 2 ** 30).toFixed(2)} GiB`;
   const ended = run.message ? `${run.status}: ${run.message}` : run.status;
   return [name, run.design, run.steps, ended, run.retries, run.restarts, run.resumes, run.duration, memory];
 }

@@ -4,8 +4,13 @@ const samplesState = { pair: data.pairs[0]?.name, step: 0, group: null, slot: nu
 const OPEN_TOKENS = 64;
 
 async function samples(pairName, step, group, slot) {
-  if (!data.pairs.length) return [el("h2", {}, say("Samples")), el("p", {}, say("This report has no samples: it was made from curves alone."))];
-  const pair = data.pairs.find((one) => one.name === pairName) ?? data.pairs.find((one) => one.name === samplesState.pair);
+  if (!data.pairs.length)
+    return [
+      el("h2", {}, say("Samples")),
+      el("p", {}, say("This report has no samples: it was made from curves alone.")),
+    ];
+  const pair =
+    data.pairs.find((one) => one.name === pairName) ?? data.pairs.find((one) => one.name === samplesState.pair);
   const last = Math.max(0, pair.steps - 1);
   Object.assign(samplesState, {
     pair: pair.name,
@@ -31,9 +36,33 @@ function stepControls(pair, last, body) {
     "div",
     { class: "controls" },
     choice(say("pair"), named, pair.name, (name) => goTo(name, Math.min(step, last))),
-    el("button", { type: "button", disabled: step <= 0, onclick: () => goTo(pair.name, step - 1), "aria-label": say("previous step") }, "◀"),
-    el("label", {}, say("step"), " ", el("input", { type: "number", class: "step", min: 0, max: last, value: step, onchange: to })),
-    el("button", { type: "button", disabled: step >= last, onclick: () => goTo(pair.name, step + 1), "aria-label": say("next step") }, "▶"),
+    el(
+      "button",
+      {
+        type: "button",
+        disabled: step <= 0,
+        onclick: () => goTo(pair.name, step - 1),
+        "aria-label": say("previous step"),
+      },
+      "◀",
+    ),
+    el(
+      "label",
+      {},
+      say("step"),
+      " ",
+      el("input", { type: "number", class: "step", min: 0, max: last, value: step, onchange: to }),
+    ),
+    el(
+      "button",
+      {
+        type: "button",
+        disabled: step >= last,
+        onclick: () => goTo(pair.name, step + 1),
+        "aria-label": say("next step"),
+      },
+      "▶",
+    ),
     el("input", { type: "range", min: 0, max: last, value: step, onchange: to, "aria-label": say("step") }),
     filter(say("prompt or response contains"), samplesState.filter, (text) => {
       samplesState.filter = text;
@@ -49,10 +78,27 @@ function stepControls(pair, last, body) {
 function stepNotes(pair) {
   const held = Array.from({ length: pair.steps }, (_, step) => step).filter((step) => packedSamples(pair.name, step));
   const lacking = pair.steps - held.length;
-  const noted = [...new Set(findingsOf(pair).map(({ finding }) => finding.where.rollout_id))].filter((step) => step !== undefined).sort((one, two) => one - two);
+  const noted = [...new Set(findingsOf(pair).map(({ finding }) => finding.where.rollout_id))]
+    .filter((step) => step !== undefined)
+    .sort((one, two) => one - two);
   return [
-    lacking > 0 && el("p", { class: "note" }, say("This file holds the samples of {held} of {steps} steps of this pair: those where something failed or happened, the first and the last, and others evenly between. The rest are under runs/ of the experiment's directory.", { held: held.length, steps: pair.steps })),
-    noted.length > 0 && el("p", { class: "note" }, say("Steps with a finding: "), noted.slice(0, 40).map((step) => [link(route("samples", pair.name, step), step), " "]), noted.length > 40 && "…"),
+    lacking > 0 &&
+      el(
+        "p",
+        { class: "note" },
+        say(
+          "This file holds the samples of {held} of {steps} steps of this pair: those where something failed or happened, the first and the last, and others evenly between. The rest are under runs/ of the experiment's directory.",
+          { held: held.length, steps: pair.steps },
+        ),
+      ),
+    noted.length > 0 &&
+      el(
+        "p",
+        { class: "note" },
+        say("Steps with a finding: "),
+        noted.slice(0, 40).map((step) => [link(route("samples", pair.name, step), step), " "]),
+        noted.length > 40 && "…",
+      ),
   ];
 }
 
@@ -60,30 +106,47 @@ function stepNotes(pair) {
 function findingsOf(pair, step, group, slot) {
   return data.findings
     .map((finding, place) => ({ finding, place }))
-    .filter(({ finding: { status, where } }) =>
-      status !== "pass" && pairOfRun(where.run) === pair &&
-      (step === undefined || where.rollout_id === step) &&
-      (group === undefined || where.group_index === group) &&
-      (slot === undefined || where.index === slot));
+    .filter(
+      ({ finding: { status, where } }) =>
+        status !== "pass" &&
+        pairOfRun(where.run) === pair &&
+        (step === undefined || where.rollout_id === step) &&
+        (group === undefined || where.group_index === group) &&
+        (slot === undefined || where.index === slot),
+    );
 }
 
 async function drawStep(body, pair) {
   const { step, filter: text, only } = samplesState;
   if (!packedSamples(pair.name, step)) {
-    const said = pair.steps ? say("The samples of this step are not in this file: see runs/{run}/rollouts.", { run: pair.runs[0] }) : say("No step has samples.");
+    const said = pair.steps
+      ? say("The samples of this step are not in this file: see runs/{run}/rollouts.", { run: pair.runs[0] })
+      : say("No step has samples.");
     body.replaceChildren(el("p", {}, said));
     return;
   }
   const { groups, cut } = await samplesOf(pair.name, step);
-  const matches = (group) => [...group.baseline, ...group.experiment].some((sample) => `${promptOf(sample)}\n${sample.text ?? ""}`.includes(text));
+  const matches = (group) =>
+    [...group.baseline, ...group.experiment].some((sample) =>
+      `${promptOf(sample)}\n${sample.text ?? ""}`.includes(text),
+    );
   const marked = (group) => differing(group) > 0 || findingsOf(pair, step, group.group).length > 0;
   const shown = groups.filter((group) => matches(group) && (!only || marked(group)));
   const chosen = groups.find((group) => group.group === samplesState.group) ?? shown[0];
   samplesState.shown = shown.map((group) => group.group);
   samplesState.current = chosen?.group;
   body.replaceChildren(
-    el("div", { class: "groups" }, el("p", { class: "note" }, say("{shown} of {all} groups", { shown: shown.length, all: groups.length })), groupTable(pair, step, shown, chosen)),
-    el("div", { class: "group" }, chosen ? groupDetail(pair, step, chosen, cut) : el("p", {}, say("No group matches."))),
+    el(
+      "div",
+      { class: "groups" },
+      el("p", { class: "note" }, say("{shown} of {all} groups", { shown: shown.length, all: groups.length })),
+      groupTable(pair, step, shown, chosen),
+    ),
+    el(
+      "div",
+      { class: "group" },
+      chosen ? groupDetail(pair, step, chosen, cut) : el("p", {}, say("No group matches.")),
+    ),
   );
   body.querySelector(".here")?.scrollIntoView({ block: "nearest" });
 }
@@ -101,14 +164,36 @@ function groupTable(pair, step, groups, chosen) {
     return el(
       "tr",
       { class: group === chosen ? "here" : "" },
-      el("td", {}, link(route("samples", pair.name, step, group.group), group.group), flags(differing(group), findingsOf(pair, step, group.group).length)),
+      el(
+        "td",
+        {},
+        link(route("samples", pair.name, step, group.group), group.group),
+        flags(differing(group), findingsOf(pair, step, group.group).length),
+      ),
       el("td", { class: "prompt" }, promptOf(group.baseline[0] ?? group.experiment[0]).slice(0, 60)),
       ["baseline", "experiment"].map((side) => el("td", { class: side }, mean(group[side], "reward"))),
       ["baseline", "experiment"].map((side) => el("td", { class: side }, mean(group[side], "tokens"))),
     );
   });
   const head = [say("group"), say("prompt"), say("reward"), "", say("length"), ""];
-  return el("div", { class: "scroll" }, el("table", {}, el("thead", {}, el("tr", {}, head.map((name) => el("th", { scope: "col" }, name)))), el("tbody", {}, rows)));
+  return el(
+    "div",
+    { class: "scroll" },
+    el(
+      "table",
+      {},
+      el(
+        "thead",
+        {},
+        el(
+          "tr",
+          {},
+          head.map((name) => el("th", { scope: "col" }, name)),
+        ),
+      ),
+      el("tbody", {}, rows),
+    ),
+  );
 }
 
 function flags(differs, found) {
@@ -125,28 +210,55 @@ function mean(samplesOfArm, name) {
 }
 
 function groupDetail(pair, step, group, cut) {
-  const slots = [...new Set([...group.baseline, ...group.experiment].map((sample) => sample.index))].sort((one, two) => one - two);
-  const prompts = [...new Set(["baseline", "experiment"].map((side) => group[side][0]).filter(Boolean).map(promptOf))];
+  const slots = [...new Set([...group.baseline, ...group.experiment].map((sample) => sample.index))].sort(
+    (one, two) => one - two,
+  );
+  const prompts = [
+    ...new Set(
+      ["baseline", "experiment"]
+        .map((side) => group[side][0])
+        .filter(Boolean)
+        .map(promptOf),
+    ),
+  ];
   const found = findingsOf(pair, step, group.group);
   return [
     el("h3", {}, say("step {step}, group {group}", { step, group: group.group })),
     prompts.length > 1 && el("p", {}, badge("fail", say("the arms' prompts differ"))),
     prompts.map((prompt) => el("pre", { class: "text", dir: "auto", "data-of": "prompt" }, prompt)),
-    found.length > 0 && el("ul", {}, found.map(({ place }) => el("li", {}, findingSaid(place)))),
-    cut !== null && el("p", { class: "note" }, say("Responses are cut after {cut} tokens here; the files have them whole.", { cut })),
+    found.length > 0 &&
+      el(
+        "ul",
+        {},
+        found.map(({ place }) => el("li", {}, findingSaid(place))),
+      ),
+    cut !== null &&
+      el("p", { class: "note" }, say("Responses are cut after {cut} tokens here; the files have them whole.", { cut })),
     el(
       "div",
       { class: "sides" },
       el("h4", { class: "baseline" }, data.baseline),
       el("h4", { class: "experiment" }, data.experiment),
-      slots.map((slot) => ["baseline", "experiment"].map((side) => sampleCell(group[side].filter((sample) => sample.index === slot), side, slot))),
+      slots.map((slot) =>
+        ["baseline", "experiment"].map((side) =>
+          sampleCell(
+            group[side].filter((sample) => sample.index === slot),
+            side,
+            slot,
+          ),
+        ),
+      ),
     ),
   ];
 }
 
 function sampleCell(found, side, slot) {
   const here = slot === samplesState.slot ? "here" : "";
-  return el("div", { class: `sample ${side} ${here}`, "data-slot": slot }, found.length ? found.map(sampleCard) : say("slot {slot}: not in this arm", { slot }));
+  return el(
+    "div",
+    { class: `sample ${side} ${here}`, "data-slot": slot },
+    found.length ? found.map(sampleCard) : say("slot {slot}: not in this arm", { slot }),
+  );
 }
 
 function sampleCard(sample) {
@@ -161,9 +273,17 @@ function sampleCard(sample) {
   ].filter(([, value]) => value !== null && value !== undefined);
   const whole = sample.text === null || [...sample.text].length >= sample.characters;
   return [
-    el("div", { class: "facts" }, el("b", {}, say("slot {slot}", { slot: sample.index })), facts.map(([name, value]) => el("span", {}, `${name} `, el("b", {}, value)))),
-    sample.text === null ? el("p", { class: "note" }, say("text not recorded")) : el("pre", { class: "text", dir: "auto", "data-of": "response" }, sample.text, whole ? "" : " …"),
-    sample.differs !== null && el("p", {}, badge("fail", say("first differs from the other arm at token {token}", { token: sample.differs }))),
+    el(
+      "div",
+      { class: "facts" },
+      el("b", {}, say("slot {slot}", { slot: sample.index })),
+      facts.map(([name, value]) => el("span", {}, `${name} `, el("b", {}, value))),
+    ),
+    sample.text === null
+      ? el("p", { class: "note" }, say("text not recorded"))
+      : el("pre", { class: "text", dir: "auto", "data-of": "response" }, sample.text, whole ? "" : " …"),
+    sample.differs !== null &&
+      el("p", {}, badge("fail", say("first differs from the other arm at token {token}", { token: sample.differs }))),
     tokensOf(sample),
     el("small", {}, say("{file}, row {row}", sample)),
   ];
@@ -172,7 +292,10 @@ function sampleCard(sample) {
 function tokensOf(sample) {
   if (sample.output_ids === null) return el("p", { class: "note" }, say("tokens not recorded"));
   const shown = sample.output_ids.length;
-  const count = shown < sample.tokens ? say("first {shown} of {all} tokens, id over log-prob", { shown, all: sample.tokens }) : say("{all} tokens, id over log-prob", { all: shown });
+  const count =
+    shown < sample.tokens
+      ? say("first {shown} of {all} tokens, id over log-prob", { shown, all: sample.tokens })
+      : say("{all} tokens, id over log-prob", { all: shown });
   const list = el("div", { class: "tokens" });
   const fill = () => list.childElementCount || list.append(...sample.output_ids.map((id, at) => token(sample, id, at)));
   const ontoggle = (event) => event.target.open && fill();
@@ -183,11 +306,31 @@ function tokensOf(sample) {
 function token(sample, id, at) {
   const thousandths = sample.logprobs?.[at];
   const value = typeof thousandths === "number" ? thousandths / 1000 : thousandths;
-  const shown = typeof value === "number" ? value.toFixed(3) : value ?? "–";
+  const shown = typeof value === "number" ? value.toFixed(3) : (value ?? "–");
   const trained = sample.loss_mask === null || sample.loss_mask?.[at] === 1;
-  const likely = typeof value !== "number" ? "unknown" : value > -0.1 ? "sure" : value > -1 ? "likely" : value > -3 ? "open" : "rare";
+  const likely =
+    typeof value !== "number"
+      ? "unknown"
+      : value > -0.1
+        ? "sure"
+        : value > -1
+          ? "likely"
+          : value > -3
+            ? "open"
+            : "rare";
   const text = data.tokens[id] ?? null;
-  const said = say("token {at}: id {id}, log-prob {value}, {trained}", { at, id, value: shown, trained: trained ? say("trained") : say("masked") });
+  const said = say("token {at}: id {id}, log-prob {value}, {trained}", {
+    at,
+    id,
+    value: shown,
+    trained: trained ? say("trained") : say("masked"),
+  });
   const kind = `token ${likely} ${trained ? "" : "masked"} ${at === sample.differs ? "differs" : ""}`;
-  return el("span", { class: kind, title: text === null ? said : `${said}: ${visible(text)}` }, text !== null && el("b", {}, text), el("span", {}, id), el("small", {}, shown));
+  return el(
+    "span",
+    { class: kind, title: text === null ? said : `${said}: ${visible(text)}` },
+    text !== null && el("b", {}, text),
+    el("span", {}, id),
+    el("small", {}, shown),
+  );
 }
