@@ -392,6 +392,8 @@ def test_steps_that_did_not_fit_are_told_and_the_failing_one_is_there(opened: Op
     said = page.go("#samples/twin-0/1").inner_text()
     assert "holds the samples of 3 of 5 steps" in said
     assert "The samples of this step are not in this file: see runs/per-sample-seed0/rollouts." in said
+    page.tab.locator("p", has_text="Steps in this file").locator("a", has_text="2").click()
+    page.tab.wait_for_selector("h3 >> text=step 2, group 0")
     page.go("#samples/twin-0/2/1/1")
     page.tab.wait_for_selector(".sample.here .token.differs")
     assert "0, 2, 4" in page.go("#provenance").inner_text()

@@ -1,7 +1,7 @@
 // One metric's curves as SVG: values under the pointer, zoom by dragging, the same by keyboard.
 
 const CHART = { width: 540, height: 250, left: 62, right: 12, top: 12, bottom: 30 };
-const MARKS = { engine_restart: "▲", resume: "▶", abort: "■", collapse: "✖" };
+const MARKS = { engine_restart: "▲", resume: "▶", abort: "▼", collapse: "✖" };
 
 // lines: [{name, arm, steps, values, mean}]; state: {log, range}; onRange(range or null); onStep(step).
 function chart(metric, lines, marks, state, onRange, onStep) {

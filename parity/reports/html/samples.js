@@ -2,6 +2,7 @@
 
 const samplesState = { pair: data.pairs[0]?.name, step: 0, group: null, slot: null, filter: "", only: false };
 const OPEN_TOKENS = 64;
+const LINKED_STEPS = 60;
 
 async function samples(pairName, step, group, slot) {
   if (!data.pairs.length)
@@ -91,15 +92,14 @@ function stepNotes(pair) {
           { held: held.length, steps: pair.steps },
         ),
       ),
-    noted.length > 0 &&
-      el(
-        "p",
-        { class: "note" },
-        say("Steps with a finding: "),
-        noted.slice(0, 40).map((step) => [link(route("samples", pair.name, step), step), " "]),
-        noted.length > 40 && "…",
-      ),
+    lacking > 0 && stepLinks(pair, say("Steps in this file: "), held),
+    noted.length > 0 && stepLinks(pair, say("Steps with a finding: "), noted),
   ];
+}
+
+function stepLinks(pair, name, steps) {
+  const links = steps.slice(0, LINKED_STEPS).map((step) => [link(route("samples", pair.name, step), step), " "]);
+  return el("p", { class: "note" }, name, links, steps.length > LINKED_STEPS && "…");
 }
 
 // What failed or is open at a place in the runs of a pair.
