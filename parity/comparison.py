@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from typing import Any
+
+import numpy as np
 
 from parity.curves.runs import COMPLETED, RecordedRun
 from parity.errors import UsageError
@@ -12,7 +15,7 @@ from parity.experiment import DEFAULT_MARGINS
 from parity.findings import Finding, Judgement, Level, Severity, Status, Verdict, Where, status_of_level
 from parity.metrics import RunCurves
 from parity.reports.document import Report, RunRecord, build_report
-from parity.statistics.censoring import COMPLETE, Ending, censoring_finding, worst_case_finding
+from parity.statistics.censoring import COMPLETE, EARLY, Ending, censoring_finding, worst_case_finding
 from parity.statistics.collapse import detect_collapse
 from parity.statistics.findings import REWARD, collapse_finding
 from parity.statistics.records import odd_zeros, recording_findings, without_odd_zeros
@@ -22,6 +25,9 @@ from parity.statistics.training import secondary_findings, training_findings
 BASELINE, EXPERIMENT = "baseline", "experiment"
 DESIGN = "recorded"
 MINIMUM_STEPS = 30
+SHOWN = 6
+"""Names that a message lists."""
+GRADIENT_NORM = "train/grad_norm"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,18 +68,26 @@ def compare(
         provenance: Commands, versions and the like, as ``experiment.json`` holds them.
 
     Raises:
-        UsageError: An arm has no run, a run is given twice, or `ended` names a run that is not there.
+        UsageError: An arm has no run, a run is given twice, `ended` names a run that is not there, or a margin a
+            metric.
     """
     asked = question or Question()
     _check_names([*baseline, *experiment, *history], asked.ended)
+    _check_margins([*baseline, *experiment], asked.margins)
     arms = [[_curves(run) for run in runs] for runs in (baseline, experiment, history)]
     findings = [
         *_source_findings([*baseline, *experiment, *history]),
-        *recording_findings(arms[0], arms[1]),
+        *_margin_findings([*arms[0], *arms[1]], asked.margins),
+        *_reward_findings([*arms[0], *arms[1]]),
         *_endings(baseline, experiment, asked.ended),
-        *_curve_findings(arms[0], arms[1], arms[2], asked),
         *run_cost_findings(arms[0], arms[1]),
     ]
+    recordings = recording_findings(*arms)
+    curves = _curve_findings(arms[0], arms[1], arms[2], asked)
+    if any(finding.check == "runs_distinct" and finding.status is not Status.PASS for finding in recordings):
+        # A run that counts several times makes every test of runs wrong, either way.
+        curves = [replace(finding, severity=Severity.WARNING) for finding in curves]
+    findings += [*recordings, *curves]
     facts = {
         **(provenance or {}),
         "baseline": BASELINE,
@@ -113,6 +127,47 @@ def _check_names(runs: Sequence[RecordedRun], ended: Mapping[str, str]) -> None:
         raise UsageError(f"--ended names no run: {', '.join(unknown)}; the runs are {', '.join(names)}")
 
 
+def _check_margins(runs: Sequence[RecordedRun], margins: Mapping[str, float | None]) -> None:
+    """Refuses a margin of a metric that no run has, which would pass for one that was held to."""
+    known = {metric for run in runs for metric in run.curves}
+    if unknown := sorted(margins.keys() - known - DEFAULT_MARGINS.keys()):
+        alike = get_close_matches(unknown[0], known, cutoff=0.3) or sorted(known)[:SHOWN]
+        raise UsageError(f"--margin {unknown[0]}: no run has this metric; the nearest names are {', '.join(alike)}")
+
+
+def _margin_findings(runs: Sequence[RunCurves], margins: Mapping[str, float | None]) -> list[Finding]:
+    """Warnings of stated margins that no difference of these runs could reach."""
+    found = []
+    for metric, margin in margins.items():
+        values = [curve.values[np.isfinite(curve.values)] for run in runs if (curve := run.get(metric))]
+        every = np.concatenate([*values, np.empty(0)])
+        if margin is None or margin == DEFAULT_MARGINS.get(metric) or not every.size or metric == GRADIENT_NORM:
+            continue
+        low, high = float(every.min()), float(every.max())
+        if margin > max(high - low, abs(low), abs(high)):
+            message = (
+                f"{metric}: the margin of {margin:g} is wider than all that was recorded, {low:.4g} to {high:.4g}, so "
+                "that nothing could have failed; is it in the metric's unit?"
+            )
+            found.append(_warning("margin_width", Status.FAIL, message, metric=metric))
+    return found
+
+
+def _reward_findings(runs: Sequence[RunCurves]) -> list[Finding]:
+    """What keeps rewards from speaking: another name, or the same value everywhere."""
+    lacking = [run for run in runs if REWARD not in run]
+    if lacking:
+        named = sorted({metric for run in lacking for metric in run if "reward" in metric or "score" in metric})
+        there = f"; recorded are {', '.join(named[:SHOWN])}" if named else ""
+        message = f"{REWARD} is not in {len(lacking)} of {len(runs)} runs{there}: --names maps what they call it to it"
+        return [_warning("reward_recorded", Status.INCONCLUSIVE, message)]
+    values = np.unique(np.concatenate([run[REWARD].values for run in runs]))
+    if len(values) == 1:
+        message = f"{REWARD} is {values[0]:g} at every step of every run: nothing was learnt that could differ"
+        return [_warning("reward_recorded", Status.INCONCLUSIVE, message)]
+    return [_warning("reward_recorded", Status.PASS, f"{REWARD} is in all {len(runs)} runs and varies")]
+
+
 def _curves(run: RecordedRun) -> RunCurves:
     return without_odd_zeros(run.curves) if run.zero_may_be_nan else run.curves
 
@@ -138,8 +193,11 @@ def _source_findings(runs: Sequence[RecordedRun]) -> list[Finding]:
     return found
 
 
-def _warning(check: str, status: Status, message: str, run: str, **evidence: Any) -> Finding:
-    return Finding(check, Level.TRAINING, status, message, Where(run=run), severity=Severity.WARNING, evidence=evidence)
+def _warning(
+    check: str, status: Status, message: str, run: str | None = None, metric: str | None = None, **evidence: Any
+) -> Finding:
+    where = Where(run=run, field=metric)
+    return Finding(check, Level.TRAINING, status, message, where, severity=Severity.WARNING, evidence=evidence)
 
 
 def _endings(
@@ -163,7 +221,7 @@ def _ends(
     def ending(run: RecordedRun) -> Ending:
         last = _last_step(run)
         told = ended.get(run.name, run.ending)
-        kind = told or (COMPLETE if last == longest else "early")
+        kind = told or (COMPLETE if last == longest else EARLY)
         return Ending(run.name, COMPLETE if kind == COMPLETED else kind, last)
 
     return [ending(run) for run in baseline], [ending(run) for run in experiment]
@@ -178,19 +236,35 @@ def _last_step(run: RecordedRun) -> int:
 def _curve_findings(
     baseline: Sequence[RunCurves], experiment: Sequence[RunCurves], history: Sequence[RunCurves], asked: Question
 ) -> list[Finding]:
-    found = training_findings(baseline, experiment, asked.margins, asked.minimum_steps, history)
+    history, found = _sound_history(history)
+    found += training_findings(baseline, experiment, asked.margins, asked.minimum_steps, history)
     collapse = collapse_finding(baseline, experiment)
     onsets: Mapping[str, int] = collapse.evidence.get("onsets", {})
     if onsets:
         # Collapsed runs make the mean over all of them a mixture; what decides then is the rate, and the other runs.
         found = [replace(finding, severity=Severity.WARNING) for finding in found]
-        found += _conditional(baseline, experiment, onsets, collapse, asked)
+        found += _conditional(baseline, experiment, history, onsets, collapse, asked)
     return [*found, collapse, *secondary_findings(baseline, experiment, list(asked.margins), asked.minimum_steps)]
+
+
+def _sound_history(history: Sequence[RunCurves]) -> tuple[list[RunCurves], list[Finding]]:
+    """The history without runs that collapsed, whose spread would widen every margin, and a warning that names them."""
+    onsets = {
+        run[REWARD].run: onset
+        for run in history
+        if REWARD in run and (onset := detect_collapse(run[REWARD]).onset) is not None
+    }
+    if not onsets:
+        return list(history), []
+    message = f"left out of the history, because they collapsed: {', '.join(onsets)}"
+    sound = [run for run in history if REWARD not in run or run[REWARD].run not in onsets]
+    return sound, [_warning("history", Status.FAIL, message, onsets=onsets)]
 
 
 def _conditional(
     baseline: Sequence[RunCurves],
     experiment: Sequence[RunCurves],
+    history: Sequence[RunCurves],
     onsets: Mapping[str, int],
     collapse: Finding,
     asked: Question,
@@ -207,7 +281,7 @@ def _conditional(
             check="conditional_parity",
             message=f"among runs that did not collapse{selected}: {finding.message}",
         )
-        for finding in training_findings(sound[0], sound[1], asked.margins, asked.minimum_steps)
+        for finding in training_findings(sound[0], sound[1], asked.margins, asked.minimum_steps, history)
     ]
 
 

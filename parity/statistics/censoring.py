@@ -15,7 +15,7 @@ from parity.findings import Finding, Level, Status
 from parity.statistics.collapse import collapse_rates
 from parity.statistics.values import ALPHA
 
-COMPLETE = "complete"
+COMPLETE, EARLY = "complete", "early"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Ending:
 
     Attributes:
         run: The run's name.
-        kind: `COMPLETE`, or what cut it off: ``oom``, ``502``, ``killed``, ``early`` where nobody says, …
+        kind: `COMPLETE`, or what cut it off: ``oom``, ``502``, ``killed``, `EARLY` where nobody says, …
         last_step: The last step that it recorded.
     """
 
@@ -65,6 +65,8 @@ def censoring_finding(baseline: Sequence[Ending], experiment: Sequence[Ending]) 
     described = "; ".join(f"{arm}: {_described(kinds)}" for arm, kinds in table.items())
     tests = f"Barnard p = {p_rate:.2g}" + (f", log-rank p = {p_time:.2g}" if p_time is not None else "")
     told = "so that the runs left are selected" if differ else "a difference between the arms is not shown"
+    if any(EARLY in kinds for kinds in table.values()):
+        told += "; say --ended RUN=completed of runs that were to end there"
     return Finding(
         "runs_cut_off",
         Level.TRAINING,

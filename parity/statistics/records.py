@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import combinations
 
 import numpy as np
 import numpy.typing as npt
 
 from parity.findings import Finding, Level, Severity, Status, Where
-from parity.metrics import Curve, RunCurves
+from parity.metrics import SAME, Curve, RunCurves
 
 FEWEST_STEPS = 10
 LARGEST_ZERO_SHARE = 0.2
@@ -16,19 +17,22 @@ NAMED = 6
 """Runs or metrics that a message names; the evidence holds them all."""
 
 
-def recording_findings(baseline: Sequence[RunCurves], experiment: Sequence[RunCurves]) -> list[Finding]:
+def recording_findings(
+    baseline: Sequence[RunCurves], experiment: Sequence[RunCurves], history: Sequence[RunCurves] = ()
+) -> list[Finding]:
     """What is odd about the recordings of both arms; warnings, except that copies leave the comparison open.
 
     Args:
         baseline: Curves by metric of each run of the baseline.
         experiment: The same of the experiment.
+        history: The same of earlier runs of the baseline, which are only held to be no copies.
     """
     runs = [*baseline, *experiment]
     return [
         *_rewound(runs),
         *_lengths(baseline, experiment),
         *_one_sided(baseline, experiment),
-        *_copies(runs),
+        *_copies([*runs, *history]),
         *_zeros(runs),
     ]
 
@@ -87,20 +91,27 @@ def _one_sided(baseline: Sequence[RunCurves], experiment: Sequence[RunCurves]) -
 
 
 def _copies(runs: Sequence[RunCurves]) -> list[Finding]:
-    """Runs with the same values throughout: a copy, or a seed used twice, is no further evidence."""
-    by_values: dict[bytes, list[str]] = {}
-    for run in runs:
-        curves = sorted((name, curve) for name, curve in run.items() if not name.startswith("perf/"))
-        content = b"".join(name.encode() + curve.steps.tobytes() + curve.values.tobytes() for name, curve in curves)
-        varied = any(np.ptp(curve.values) > 0 for _, curve in curves)
-        if varied:
-            by_values.setdefault(content, []).append(_name(run))
-    copies = [names for names in by_values.values() if len(names) > 1]
+    """Recordings of one run: a copy, a part of it, or a seed used twice, is no further evidence."""
+    copies = [(_name(first), _name(second)) for first, second in combinations(runs, 2) if _one_run(first, second)]
     if not copies:
         return [_finding("runs_distinct", Status.PASS, f"{len(runs)} runs, all different", checked=len(runs))]
-    described = "; ".join(" and ".join(names) for names in copies)
-    message = f"the same in every value, so that they are one run and not several: {described}"
-    return [_finding("runs_distinct", Status.INCONCLUSIVE, message, copies=copies)]
+    described = _listed([f"{first} and {second}" for first, second in copies])
+    message = f"the same in every value that both recorded, so that they are one run and not several: {described}"
+    return [_finding("runs_distinct", Status.INCONCLUSIVE, message, copies=[list(pair) for pair in copies])]
+
+
+def _one_run(first: RunCurves, second: RunCurves) -> bool:
+    """Whether two recordings agree, but for rounding, in all values of both, and in some that vary."""
+    varied = False
+    for name in sorted(first.keys() & second.keys()):
+        if name.startswith("perf/"):
+            continue
+        _, *places = np.intersect1d(first[name].steps, second[name].steps, assume_unique=True, return_indices=True)
+        one, other = (run[name].values[at] for run, at in zip((first, second), places, strict=True))
+        if not np.allclose(one, other, rtol=SAME, atol=0, equal_nan=True):
+            return False
+        varied = varied or len(np.unique(one)) > 1
+    return varied
 
 
 def _zeros(runs: Sequence[RunCurves]) -> list[Finding]:

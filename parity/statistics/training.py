@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -11,7 +11,16 @@ import numpy as np
 
 from parity.errors import UsageError
 from parity.findings import Finding, Level, Severity, Status, Verdict, Where
-from parity.metrics import AlignedRuns, RunCurves, align, area_under_curve, late_mean, late_median, late_median_log
+from parity.metrics import (
+    SAME,
+    AlignedRuns,
+    RunCurves,
+    align,
+    area_under_curve,
+    late_mean,
+    late_median,
+    late_median_log,
+)
 from parity.statistics.bands import FEWEST_RUNS, Band, curve_band
 from parity.statistics.findings import STATUS_OF_VERDICT, metric_finding
 from parity.statistics.multiplicity import benjamini_hochberg, holm
@@ -291,8 +300,8 @@ def secondary_findings(
     """Flags on the metrics that do not decide, and on the area under the curve of those that do.
 
     A difference by Student's or Welch's t on one number a run, with a false discovery rate of 10 % over all of them
-    (Benjamini and Hochberg 1995), is a failing finding of severity WARNING, which never fails a verdict. Costs are left
-    to the cost level.
+    (Benjamini and Hochberg 1995), is a failing finding of severity WARNING, which never fails a verdict; so is a metric
+    with one value in all runs of an arm and another in all of the other. Costs are left to the cost level.
 
     Args:
         baseline: Curves by metric of each run of the baseline.
@@ -303,17 +312,23 @@ def secondary_findings(
     arms = Arms(baseline, experiment)
     runs = [*baseline, *experiment]
     tests: dict[str, tuple[str, float, float | None]] = {}
+    found: list[Finding] = []
     for metric in sorted({name for run in runs for name in run if not name.startswith("perf/")}):
         aligned = aligned_runs(metric, arms, minimum_steps)
         if isinstance(aligned, Finding):
+            if metric not in primary and "lacking" not in aligned.evidence:
+                found.append(replace(aligned, check="secondary_metric", status=Status.NOT_COMPARED))
             continue
         summary, summarise = ("area under the curve", area_under_curve) if metric in primary else summary_of(aligned)
         values = summarise(aligned)
-        estimate, p = difference_test(values[: len(baseline)], values[len(baseline) :])
+        first, second = values[: len(baseline)], values[len(baseline) :]
+        estimate, p = difference_test(first, second)
         tests[metric] = summary, estimate, p
+        if metric not in primary and min(len(first), len(second)) > 1 and _two_constants(first, second):
+            found.append(_set_apart(metric, float(first[0]), float(second[0])))
     adjusted = benjamini_hochberg({metric: p for metric, (_, _, p) in tests.items() if p is not None})
     flagged = [metric for metric, p in adjusted.items() if p < FALSE_FLAGS]
-    found = [_flag(metric, *tests[metric][:2], adjusted[metric], len(adjusted)) for metric in flagged]
+    found += [_flag(metric, *tests[metric][:2], adjusted[metric], len(adjusted)) for metric in flagged]
     if adjusted:
         message = f"{len(adjusted) - len(flagged)} of {len(adjusted)} secondary metrics are not flagged"
         evidence = {
@@ -327,6 +342,29 @@ def secondary_findings(
         message = "no secondary metric can be tested: two runs or more in an arm, and 30 common steps, are needed"
         found.append(Finding("secondary_metrics", Level.TRAINING, Status.NOT_COMPARED, message))
     return found
+
+
+def _two_constants(first: Floats, second: Floats) -> bool:
+    """Whether all runs of each arm have one value, and the arms not the same one, as of a setting."""
+    return bool(np.ptp(first) == np.ptp(second) == 0 and not np.isclose(first[0], second[0], rtol=SAME, atol=0))
+
+
+def _set_apart(metric: str, baseline: float, experiment: float) -> Finding:
+    message = (
+        f"{metric}: {baseline:.6g} in every run of the baseline and {experiment:.6g} in every run of the experiment, "
+        "as of a setting that is not the same in both arms; what differs may come from it"
+    )
+    return Finding(
+        "setting_differs",
+        Level.TRAINING,
+        Status.FAIL,
+        message,
+        Where(field=metric),
+        baseline,
+        experiment,
+        severity=Severity.WARNING,
+        evidence={"baseline": baseline, "experiment": experiment, "unit": "run"},
+    )
 
 
 def _flag(metric: str, summary: str, estimate: float, p: float, tests: int) -> Finding:

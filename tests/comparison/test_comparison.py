@@ -200,3 +200,73 @@ def test_secondary_metrics_raise_flags_that_do_not_decide() -> None:
     flag = one(report, "secondary_difference", "train/loss")
     assert (flag.status, flag.severity) == (Status.FAIL, Severity.WARNING)
     assert report.verdict.verdict is Verdict.PARITY
+
+
+def test_a_run_that_counts_several_times_makes_no_difference_either() -> None:
+    """Five copies of one shifted run have no spread of their own, and are no five runs."""
+    shifted = recorded("e", 100, shift=0.05)
+    copies = [
+        replace(shifted, name=f"e{k}", curves={name: replace(one, run=f"e{k}") for name, one in shifted.curves.items()})
+        for k in range(5)
+    ]
+    report = compare(arm("b", 5, 0), copies, question=QUESTION)
+    assert report.verdict.verdict is Verdict.INCONCLUSIVE
+    assert not [finding for finding in report.findings if finding.fails]
+    assert compare(arm("b", 5, 0), arm("e", 5, 100, shift=0.15), question=QUESTION).verdict.verdict is Verdict.DIFFERENT
+
+
+def test_a_run_that_collapsed_makes_no_margin_wider() -> None:
+    margins = margins_of(MARGINS, history=True)
+    history = arm("h", 6, 50)
+    collapsed = [with_values(history[0], "rollout/raw_reward", slice(20, None), 0.0), *history[1:]]
+    shifted = arm("e", 5, 100, shift=0.15)
+    report = compare(arm("b", 5, 0), shifted, collapsed, Question(margins))
+    assert one(report, "training_parity").fails
+    assert [finding.evidence["onsets"].keys() for finding in of_check(report, "history")] == [{"h0"}]
+    without = compare(arm("b", 5, 0), shifted, history[1:], Question(margins))
+    assert one(report, "training_parity").evidence["margin"] == one(without, "training_parity").evidence["margin"]
+    assert not of_check(without, "history")
+
+
+def test_the_margins_of_the_history_hold_among_runs_that_did_not_collapse() -> None:
+    baseline = arm("b", 5, 0)
+    baseline[0] = with_values(baseline[0], "rollout/raw_reward", slice(30, None), 0.01)
+    report = compare(baseline, arm("e", 5, 100), arm("h", 6, 50), Question(margins_of(MARGINS, history=True)))
+    assert "history" in one(report, "conditional_parity").evidence["margin_source"]
+
+
+@pytest.mark.parametrize("margin", [30.0, 0.03])
+def test_a_margin_that_nothing_could_exceed_is_questioned(margin: float) -> None:
+    question = Question(margins_of({**MARGINS, "rollout/raw_reward": margin}, history=False))
+    questioned = of_check(compare(arm("b", 3, 0), arm("e", 3, 100), question=question), "margin_width")
+    assert [finding.where.field for finding in questioned] == ["rollout/raw_reward"] * (margin > 1)
+    assert all("in the metric's unit" in finding.message for finding in questioned)
+
+
+def test_a_margin_of_a_metric_that_no_run_has_is_refused_with_the_name_that_was_meant() -> None:
+    misspelt = Question(margins_of({**MARGINS, "rollout/raw_rewrad": 0.03}, history=False))
+    with pytest.raises(UsageError, match="nearest names are rollout/raw_reward"):
+        compare(arm("b", 3, 0), arm("e", 3, 100), question=misspelt)
+
+
+def test_rewards_that_never_vary_show_no_parity_and_rewards_of_another_name_are_pointed_to() -> None:
+    def renamed(run: RecordedRun) -> RecordedRun:
+        curves = {name.replace("rollout/raw_reward", "my/score"): curve for name, curve in run.curves.items()}
+        return replace(run, curves=curves)
+
+    arms = arm("b", 5, 0), arm("e", 5, 100)
+    dead = [[with_values(run, "rollout/raw_reward", slice(None), 0.0) for run in runs] for runs in arms]
+    report = compare(*dead, question=QUESTION)
+    assert report.verdict.verdict is Verdict.INCONCLUSIVE
+    assert "nothing was learnt" in of_check(report, "reward_recorded")[0].message
+    other = compare(*[[renamed(run) for run in runs] for runs in arms], question=QUESTION)
+    assert "my/score" in of_check(other, "reward_recorded")[0].message
+    assert of_check(compare(*arms, question=QUESTION), "reward_recorded")[0].status is Status.PASS
+
+
+def test_runs_that_end_early_are_told_how_to_say_that_they_were_to() -> None:
+    short = [cut_at(run, 50, None) for run in arm("e", 5, 100)]
+    report = compare(arm("b", 5, 0), short, question=QUESTION)
+    assert "--ended RUN=completed" in of_check(report, "runs_cut_off")[0].message
+    ended = replace(QUESTION, ended={run.name: "completed" for run in short})
+    assert compare(arm("b", 5, 0), short, question=ended).verdict.verdict is Verdict.PARITY

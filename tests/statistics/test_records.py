@@ -63,6 +63,50 @@ def test_a_copy_under_another_name_is_one_run() -> None:
     assert findings["runs_distinct"].evidence["copies"] == [["b0", "e0"]]
 
 
+def part(curves: dict[str, Curve], name: str, steps: slice, kept: slice = slice(None)) -> dict[str, Curve]:
+    return {
+        metric: Curve(name, metric, curves[metric].steps[steps], curves[metric].values[steps])
+        for metric in list(curves)[kept]
+    }
+
+
+def rounded(curves: dict[str, Curve], name: str) -> dict[str, Curve]:
+    """As a tracker of single precision holds it."""
+    return {
+        metric: replace(one, run=name, values=one.values.astype("f4").astype("f8")) for metric, one in curves.items()
+    }
+
+
+@pytest.mark.parametrize(
+    "again",
+    [
+        part(run("b0", 0), "e0", slice(0, 40)),
+        part(run("b0", 0), "e0", slice(20, None, 2)),
+        part(run("b0", 0), "e0", slice(None), slice(1)),
+        rounded(run("b0", 0), "e0"),
+    ],
+    ids=["its beginning", "some steps", "one metric", "single precision"],
+)
+def test_a_part_of_a_run_is_that_run_wherever_it_is_given(again: dict[str, Curve]) -> None:
+    others = [run("b1", 1), run("e1", 3)]
+    for arms in (
+        ([run("b0", 0), again], others, []),
+        ([run("b0", 0)], [again], others),
+        ([run("b0", 0)], others, [again]),
+    ):
+        copies = next(one for one in recording_findings(*arms) if one.check == "runs_distinct")
+        assert copies.status is Status.INCONCLUSIVE
+        assert copies.evidence["copies"] == [["b0", "e0"]]
+
+
+def test_runs_that_share_a_schedule_or_their_beginning_are_several() -> None:
+    schedule = np.linspace(1e-6, 0, 60)
+    first, second = (run(name, seed, train__lr=schedule) for name, seed in (("b0", 0), ("e0", 2)))
+    for metric, curve in second.items():
+        curve.values[:20] = first[metric].values[:20]
+    assert found([first], [second])["runs_distinct"].status is Status.PASS
+
+
 def test_a_zero_that_was_nan_is_found_and_read_as_nan() -> None:
     curves = run("e0", 2)
     curves["rollout/raw_reward"].values[17] = 0.0

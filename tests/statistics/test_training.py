@@ -92,6 +92,30 @@ def test_flags_of_secondary_metrics_are_seldom_false() -> None:
     assert np.mean(flagged) <= 0.1 + 3 * np.sqrt(0.1 * 0.9 / 60)
 
 
+def constant_runs(arm: str, value: float, bad: float | None = None) -> list[RunCurves]:
+    curves = [np.full(30, value) for _ in range(3)]
+    if bad is not None:
+        curves[1][4] = bad
+    return [{"train/lr-pg_0": Curve(f"{arm}{k}", "train/lr-pg_0", np.arange(30), one)} for k, one in enumerate(curves)]
+
+
+@pytest.mark.parametrize(("value", "differs"), [(2e-6, True), (1e-6, False), (float(np.float32(1e-6)), False)])
+def test_a_setting_that_is_another_in_each_arm_is_named(value: float, differs: bool) -> None:
+    found = secondary_findings(constant_runs("b", 1e-6), constant_runs("e", value), [])
+    named = [finding for finding in found if finding.check == "setting_differs"]
+    assert len(named) == differs
+    assert all(not finding.fails and finding.where.field == "train/lr-pg_0" for finding in named)
+
+
+def test_a_secondary_metric_that_cannot_be_summarised_is_said_to_be_left_out() -> None:
+    found = secondary_findings(constant_runs("b", 1.0), constant_runs("e", 1.0, bad=float("nan")), [])
+    (left_out,) = [finding for finding in found if finding.check == "secondary_metric"]
+    assert left_out.status is Status.NOT_COMPARED
+    assert "NaN" in left_out.message and "e1" in left_out.message
+    sound = secondary_findings(constant_runs("b", 1.0), constant_runs("e", 1.0), [])
+    assert "secondary_metric" not in {finding.check for finding in sound}
+
+
 def test_a_loss_that_crosses_zero_is_summarised_without_a_logarithm() -> None:
     rng = np.random.default_rng(1)
 
