@@ -22,7 +22,7 @@ from parity.reports.html.tokens import token_texts
 from parity.samples import Rollout
 from parity.store import RunStore, run_store
 
-LIMIT = 15_000_000
+LIMIT = 17_000_000
 """Characters of packed samples in a page."""
 
 STEP_LIMIT = 1_000_000
