@@ -15,7 +15,8 @@ run: $(INSTALLED)
 	$(BIN)/parity run --baseline --experiment native
 
 test: $(INSTALLED)
-	$(BIN)/pytest -n 2 --dist loadfile
+	$(BIN)/pytest -n 2 --dist loadfile -m 'not sglang'
+	$(BIN)/pytest -m sglang # alone, since it sizes its memory by what is free while it starts
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .
