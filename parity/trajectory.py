@@ -20,6 +20,7 @@ from parity.findings import Finding, Level, Severity, Status, Verdict
 from parity.samples import Rollout
 from parity.statistics.findings import STATUS_OF_VERDICT, metric_finding
 from parity.statistics.monitor import Monitor, Watched
+from parity.statistics.sequential import bernoulli_log_e
 from parity.statistics.values import ALPHA
 
 POLICIES = ("switchback", "probe")
@@ -45,6 +46,9 @@ CLIPPED_NATS = 5.0
 """A response's mean negative log-prob is cut here, since bets need bounds."""
 
 _LARGEST_SHOWN = 200.0
+
+LARGEST_LEFT_OUT = 0.05
+"""The share of groups that may be left out; above it, what is left may be selected by arm."""
 
 CENTRE_MEMORY = 32
 """Groups over which a switchback's centre forgets; the test holds for any, and a good centre only makes it sharper."""
@@ -136,6 +140,8 @@ def _measure(
     scales: dict[str, float] = {}
 
     def add(metric: str, scaled: Any, scale: float) -> None:
+        if np.isnan(scaled).any():
+            return
         outside = [value for value in np.atleast_1d(scaled) if not 0 <= value <= 1]
         if outside:
             raise InputError(
@@ -184,31 +190,58 @@ class Trajectory:
         arms: Baseline and experiment.
         margins: By metric, in its unit.
         monitor: The evidence.
-        halves: Probed groups that were seen in one arm only so far.
+        alone: How many probed groups were seen in one arm only.
         centres: A switchback's centre by metric.
         left_out: Groups without a statistic that others have, by arm.
+        drawn: Groups by the arm that was drawn for them, those left out among them.
     """
 
     policy: str
     arms: tuple[str, str]
     margins: Mapping[str, float] = field(default_factory=lambda: TRAJECTORY_MARGINS)
     monitor: Monitor = field(default_factory=lambda: Monitor({}))
-    halves: Mapping[tuple[int, int], DrawnGroup] = field(default_factory=dict)
+    alone: int = 0
     centres: Mapping[str, float] = field(default_factory=dict)
     left_out: Mapping[str, int] = field(default_factory=dict)
+    drawn: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def share_left_out(self) -> float:
+        """The share of groups that lack a value or, in a probe, their counterpart."""
+        return (sum(self.left_out.values()) + self.alone) / max(sum(self.drawn.values()), 1)
+
+    @property
+    def log_e_of_coin(self) -> float:
+        """The log e-value against a switchback's coin being fair among the groups that came, at every look."""
+        if self.policy != "switchback":
+            return 0.0
+        return bernoulli_log_e(self.drawn.get(self.arms[1], 0), sum(self.drawn.values()), 0.5)
+
+    @property
+    def selected(self) -> bool:
+        """Whether so many groups were lost, or so many more of one arm, that the others show no parity."""
+        return self.share_left_out > LARGEST_LEFT_OUT or self.log_e_of_coin >= -np.log(ALPHA)
+
+    @property
+    def verdict(self) -> Verdict:
+        """That of the evidence, and no parity among groups that are selected."""
+        verdict = self.monitor.verdict
+        return Verdict.INCONCLUSIVE if verdict is Verdict.PARITY and self.selected else verdict
 
     def update(self, groups: Iterable[DrawnGroup]) -> Trajectory:
-        """The evidence after further groups of one run, in the order they were drawn.
+        """The evidence after all groups of further rollouts of one run, in the order they were drawn.
 
         Raises:
             InputError: A group was assigned by another policy, to a third arm, or twice to the same.
         """
-        halves, centres, left_out = dict(self.halves), dict(self.centres), dict(self.left_out)
-        watched = self.monitor.watched
+        groups, drawn = list(groups), Counter(self.drawn)
+        halves: dict[tuple[int, int], DrawnGroup] = {}
+        centres, left_out = dict(self.centres), dict(self.left_out)
+        watched = self.monitor.watched or self._watch(groups)
         rows: list[dict[str, float]] = []
         for group in groups:
             self._check(group)
-            watched = watched or self._watch(group)
+            drawn[group.arm] += 1
             if watched.keys() - group.values.keys():
                 left_out[group.arm] = left_out.get(group.arm, 0) + 1
                 continue
@@ -230,7 +263,8 @@ class Trajectory:
         monitor = Monitor(watched, self.monitor.largest_log_e)
         if rows:
             monitor = monitor.update({name: np.array([row[name] for row in rows]) for name in watched})
-        return replace(self, monitor=monitor, halves=halves, centres=centres, left_out=left_out)
+        alone = self.alone + len(halves)
+        return replace(self, monitor=monitor, alone=alone, centres=centres, left_out=left_out, drawn=drawn)
 
     def _check(self, group: DrawnGroup) -> None:
         if group.policy != self.policy or group.arm not in self.arms:
@@ -239,12 +273,12 @@ class Trajectory:
                 f"where {' and '.join(self.arms)} are compared by {self.policy}"
             )
 
-    def _watch(self, first: DrawnGroup) -> dict[str, Watched]:
-        """What the first group has is what is watched."""
+    def _watch(self, first: Sequence[DrawnGroup]) -> dict[str, Watched]:
+        """What any of the first groups has is what is watched."""
         factor = 2 if self.policy == "switchback" else 1  # a switchback's increment has half the difference as its mean
         return {
             name: Watched(self.margins[name], factor * scale)
-            for name, scale in first.scales.items()
+            for name, scale in {name: scale for group in first for name, scale in group.scales.items()}.items()
             if name in self.margins
         }
 
@@ -272,7 +306,7 @@ def trajectory_findings(trajectory: Trajectory) -> list[Finding]:
             "trajectory_difference",
             name,
             Status.NOT_COMPARED,
-            f"{name}: the samples do not have it",
+            f"{name}: the first samples do not have it",
             {},
         )
         for name in missing
@@ -282,16 +316,29 @@ def trajectory_findings(trajectory: Trajectory) -> list[Finding]:
 
 
 def _left_out(trajectory: Trajectory) -> list[Finding]:
-    """A warning about groups that cannot be compared: which ones those are may depend on the arm."""
+    """What is said of groups that cannot be compared, as which ones those are may depend on the arm.
+
+    A warning, and inconclusive where the others may be selected.
+    """
     counts = [f"{count} of {arm} lack a value that others have" for arm, count in sorted(trajectory.left_out.items())]
-    if trajectory.halves:
-        counts.append(f"{len(trajectory.halves)} probed groups were seen in one arm only")
+    if trajectory.alone:
+        counts.append(f"{trajectory.alone} probed groups were seen in one arm only")
+    if trajectory.log_e_of_coin >= -np.log(ALPHA):
+        arm = trajectory.arms[1]
+        counts.append(
+            f"{trajectory.drawn.get(arm, 0)} of {sum(trajectory.drawn.values())} groups are of {arm}, where a fair "
+            f"coin gives half (e-value {e_value(trajectory.log_e_of_coin)}), as where a rollout ends with the first "
+            "groups done"
+        )
     if not counts:
         return []
     message = f"groups left out of the evidence: {'; '.join(counts)}"
-    evidence = {**trajectory.left_out, "one_arm_only": len(trajectory.halves)}
+    evidence = {**trajectory.left_out, "one_arm_only": trajectory.alone, "drawn": dict(trajectory.drawn)}
     check = "trajectory_left_out"
-    return [Finding(check, Level.SAMPLING, Status.FAIL, message, severity=Severity.WARNING, evidence=evidence)]
+    if not trajectory.selected:
+        return [Finding(check, Level.SAMPLING, Status.FAIL, message, severity=Severity.WARNING, evidence=evidence)]
+    message += "; those that are left may be selected, so that they show no parity"
+    return [Finding(check, Level.SAMPLING, Status.INCONCLUSIVE, message, evidence=evidence)]
 
 
 def _metric_finding(name: str, one: Watched, metrics: int) -> Finding:

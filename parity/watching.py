@@ -108,7 +108,7 @@ class Watch:
     @property
     def verdict(self) -> Verdict:
         """DIFFERENT once the contract is broken or a policy's evidence says so, PARITY once all of it does."""
-        verdicts = {trajectory.monitor.verdict for trajectory in self.trajectories.values()}
+        verdicts = {trajectory.verdict for trajectory in self.trajectories.values()}
         if self.failing or Verdict.DIFFERENT in verdicts:
             return Verdict.DIFFERENT
         return Verdict.PARITY if verdicts == {Verdict.PARITY} else Verdict.INCONCLUSIVE
@@ -206,6 +206,7 @@ class RecordingFollower:
         self._name = directory.name
         self._offsets: dict[Path, int] = {}
         self._rows: dict[int, dict[Path, list[tuple[str, dict[str, Any]]]]] = {}
+        self._whole: set[int] = set()
 
     def poll(self) -> Iterator[WatchedStep]:
         """The rollouts that have become whole since the last call."""
@@ -224,10 +225,16 @@ class RecordingFollower:
             step = row.get("rollout_id")
             if not isinstance(step, int):
                 raise InputError(f"{place}: field 'rollout_id' is {step!r}, not a number: steps cannot be told apart")
+            if step in self._whole:
+                raise InputError(
+                    f"{place}: rollout {step} comes again after later ones: the run was started again, which needs a "
+                    "folder of its own, or watch this one again from its beginning"
+                )
             self._rows.setdefault(step, {}).setdefault(path, []).append((place, row))
 
     def _step(self, step: int) -> WatchedStep:
         of_step = self._rows.pop(step)
+        self._whole.add(step)
         samples = tuple(samples_of_lines(lines) for path, lines in of_step.items() if path.name == _SAMPLES)
         exchanges = tuple(
             Exchange.from_json(row, place)

@@ -14,7 +14,7 @@ import pytest
 from parity.cli import main
 from parity.errors import InputError
 from parity.exchanges import Exchange
-from parity.findings import Status, Verdict
+from parity.findings import Finding, Status, Verdict
 from parity.samples import Rollout, Sample
 from parity.trajectory import GroupBounds, Trajectory, drawn_groups, trajectory_findings
 from parity.watching import RecordingFollower, Watch, WatchedStep, follow, watch
@@ -131,16 +131,74 @@ def test_groups_that_were_not_drawn_are_counted_and_not_compared(drawn: Drawn) -
     assert len(groups) == 2 * (GROUPS - 4)
 
 
-def test_a_group_of_which_one_arm_is_missing_is_left_out_with_a_warning(drawn: Drawn) -> None:
-    samples = [one for one in drawn(0) if (one.group_index, one.arm) != (2, "native")]
+def lose_reward(samples: Sequence[Sample], groups: int) -> None:
     for sample in samples:
-        if (sample.group_index, sample.arm) == (5, "native"):
+        if sample.arm == "native" and sample.group_index < groups:
             sample.reward = None
-    trajectory = Trajectory("probe", ARMS).update(drawn_groups(Rollout.from_samples(samples), BOUNDS)[0])
-    assert trajectory.monitor.groups == GROUPS - 2
-    (warning,) = [one for one in trajectory_findings(trajectory) if one.check == "trajectory_left_out"]
+
+
+def seen_from(steps: Sequence[Sequence[Sample]], policy: str = "probe", margin: float = 0.1) -> Trajectory:
+    trajectory = Trajectory(policy, ARMS, {"rollout/raw_reward": margin})
+    for samples in steps:
+        trajectory = trajectory.update(drawn_groups(Rollout.from_samples(samples), BOUNDS)[0])
+    return trajectory
+
+
+def left_out(trajectory: Trajectory) -> Finding:
+    (finding,) = [one for one in trajectory_findings(trajectory) if one.check == "trajectory_left_out"]
+    return finding
+
+
+def test_a_few_groups_of_which_one_arm_is_missing_are_left_out_with_a_warning(drawn: Drawn) -> None:
+    steps = [drawn(step) for step in range(5)]
+    steps[0] = [one for one in steps[0] if (one.group_index, one.arm) != (2, "native")]
+    lose_reward(steps[1], 1)
+    trajectory = seen_from(steps)
+    assert trajectory.monitor.groups == 5 * GROUPS - 2
+    warning = left_out(trajectory)
     assert warning.status is Status.FAIL and not warning.fails
-    assert warning.evidence == {"native": 1, "one_arm_only": 2}
+    assert warning.evidence == {"native": 1, "one_arm_only": 2, "drawn": {"per-sample": 80, "native": 79}}
+
+
+def test_many_groups_that_one_arm_lost_leave_no_parity_among_the_others(drawn: Drawn) -> None:
+    sound, lost = ([drawn(step) for step in range(12)] for _ in range(2))
+    for samples in lost:
+        lose_reward(samples, 4)
+    whole, selected = (seen_from(steps, margin=0.6) for steps in (sound, lost))
+    assert (whole.monitor.verdict, whole.verdict) == (Verdict.PARITY, Verdict.PARITY)
+    assert (selected.monitor.verdict, selected.verdict) == (Verdict.PARITY, Verdict.INCONCLUSIVE)
+    assert left_out(selected).status is Status.INCONCLUSIVE
+
+
+def test_a_switchback_that_loses_groups_of_one_arm_shows_it_by_its_coin(drawn: Drawn) -> None:
+    steps = [drawn(step, "switchback") for step in range(30)]
+    survivors = [[one for one in samples if one.arm != "native" or one.group_index % 2] for samples in steps]
+    whole, selected = (seen_from(one, "switchback", margin=0.9) for one in (steps, survivors))
+    assert (whole.selected, selected.selected) == (False, True)
+    assert selected.verdict is Verdict.INCONCLUSIVE
+    assert "a fair coin gives half" in left_out(selected).message
+    assert "trajectory_left_out" not in {one.check for one in trajectory_findings(whole)}
+
+
+def test_a_probed_group_of_one_run_has_no_counterpart_in_another(drawn: Drawn) -> None:
+    """Two runs count the same steps; a half that one of them lost is not made up by the other's."""
+    torn = [one for one in drawn(0) if (one.group_index, one.arm) != (3, "native")]
+    trajectory = seen_from([torn, drawn(0)])
+    assert (trajectory.monitor.groups, trajectory.alone) == (2 * GROUPS - 1, 1)
+
+
+@pytest.mark.parametrize("lost", [None, float("nan")])
+def test_a_first_group_without_reward_does_not_keep_rewards_from_being_watched(
+    drawn: Drawn, lost: float | None
+) -> None:
+    steps = [drawn(step, spoil=lower_reward) for step in range(40)]
+    for sample in steps[0]:
+        if sample.group_index == 0:
+            sample.reward = lost
+    trajectory = seen_from(steps)
+    assert trajectory.left_out == {"per-sample": 1, "native": 1}
+    assert trajectory.verdict is Verdict.DIFFERENT
+    assert different(trajectory) == {"rollout/raw_reward"}
 
 
 def test_a_reward_outside_its_bounds_is_refused_with_the_option_that_widens_them(drawn: Drawn) -> None:
@@ -201,6 +259,16 @@ def test_a_recording_that_grows_is_followed_rollout_by_rollout(tmp_path: Path, d
     (step,) = follower.poll()
     assert (step.step, [len(rollout) for rollout in step.rollouts]) == (0, [GROUPS * SIZE, GROUPS * SIZE])
     assert [one.step for one in follower.rest()] == [1]
+
+
+def test_a_rollout_that_comes_again_is_refused_with_what_to_do(tmp_path: Path, drawn: Drawn, record: Recorded) -> None:
+    follower = RecordingFollower(tmp_path)
+    for step in range(3):
+        record(tmp_path, step, drawn(step))
+        list(follower.poll())
+    record(tmp_path, 1, drawn(1))
+    with pytest.raises(InputError, match=r"rollout 1 comes again .* a folder of its own"):
+        list(follower.poll())
 
 
 def test_a_watcher_that_is_started_again_comes_to_the_same_evidence(

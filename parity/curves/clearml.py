@@ -1,11 +1,13 @@
 """ClearML's tasks: offline sessions, as a folder or zip, and tasks of a server through the SDK.
 
-A task keeps NaN as 0 unless it was told otherwise, and splits names at the first slash into title and series.
+A task keeps NaN as 0 unless it was told otherwise, and splits names at the first slash into title and series. Tasks
+that this package made keep what is not finite under a title of its own.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -20,6 +22,9 @@ TASK_FILE, METRICS_FILE = "task.json", "metrics.jsonl"
 SCALAR = "training_stats_scalar"
 SINGLE_VALUE = -(2**31)
 """The iteration that ClearML gives values which belong to no step."""
+NOT_FINITE = "not finite"
+"""The title under which this package keeps values that are not finite: 0 for NaN, 1 and -1 for the infinities; the
+series is the metric."""
 LARGEST = 1 << 31
 """Bytes of the largest file of a session that is read."""
 
@@ -76,7 +81,7 @@ def read_task(task_id: str) -> list[Recording]:
         message = "a task of a server is read by the package clearml: pip install 'rollout-parity[clearml]'"
         raise UsageError(f"clearml:{task_id}: {message}") from error
     try:
-        scalars = Task.get_task(task_id=task_id).get_all_reported_scalars(x_axis="iter")
+        scalars: Mapping[str, Any] = Task.get_task(task_id=task_id).get_all_reported_scalars(x_axis="iter")
     except ValueError as error:  # no such task, or no configuration
         raise UsageError(f"clearml:{task_id}: {error}") from error
     return [_recording(_of_scalars(scalars))]
@@ -114,6 +119,9 @@ def _recording(events: Iterable[Mapping[str, Any]]) -> Recording:
             left_out.setdefault(name, "a value of the whole run")
         elif value is None:
             left_out.setdefault(name, "not a number")
+        elif title == NOT_FINITE:
+            metric = str(series)
+            points.append(Point(metric.partition("/")[0], step, {metric: value * math.inf}))  # 0 * inf is NaN
         else:
             points.append(Point(str(title), step, {name: value}))
     return Recording("", FORMAT, points, skipped=sentences(left_out), zero_may_be_nan=True)

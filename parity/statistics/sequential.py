@@ -139,6 +139,17 @@ def bernoulli_e_value(events: int, units: int, rate: float) -> float:
     """Evidence that events have another rate than `rate`, as an e-value: Bernoulli likelihoods mixed over all rates.
 
     The integral of p^k (1 - p)^(n - k) over (0, 1), Beta(k + 1, n - k + 1), divided by the likelihood at `rate`.
+    Infinite where a float cannot hold it; `bernoulli_log_e` has its log.
+
+    Raises:
+        InputError: The counts are impossible, or the rate is not strictly between 0 and 1.
+    """
+    with np.errstate(over="ignore"):
+        return float(np.exp(bernoulli_log_e(events, units, rate)))
+
+
+def bernoulli_log_e(events: int, units: int, rate: float) -> float:
+    """The natural log of `bernoulli_e_value`.
 
     Raises:
         InputError: The counts are impossible, or the rate is not strictly between 0 and 1.
@@ -146,7 +157,7 @@ def bernoulli_e_value(events: int, units: int, rate: float) -> float:
     if not 0 <= events <= units or not 0 < rate < 1:
         raise InputError(f"{events} events in {units} at rate {rate} are no Bernoulli counts")
     log_null = events * np.log(rate) + (units - events) * np.log1p(-rate)
-    return float(np.exp(special.betaln(events + 1, units - events + 1) - log_null))
+    return float(special.betaln(events + 1, units - events + 1) - log_null)
 
 
 def average_e_value(*e_values: float) -> float:

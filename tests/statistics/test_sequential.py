@@ -9,6 +9,7 @@ import pytest
 
 from parity.errors import InputError
 from parity.findings import Verdict
+from parity.statistics.sequential import bernoulli_log_e
 from parity.stats import ConfidenceSequence, EProcess, average_e_value, bernoulli_e_value, sequential_verdict
 
 
@@ -27,6 +28,12 @@ def test_eight_events_in_eight_against_one_half() -> None:
     assert bernoulli_e_value(8, 8, 0.5) == pytest.approx(28.4444, abs=5e-5)
     with pytest.raises(InputError):
         bernoulli_e_value(9, 8, 0.5)
+
+
+def test_an_e_value_that_no_float_holds_is_infinite_and_has_a_log() -> None:
+    """2^5000 / 5001: all of 5,000 events against one half."""
+    assert bernoulli_e_value(5000, 5000, 0.5) == np.inf
+    assert bernoulli_log_e(5000, 5000, 0.5) == pytest.approx(5000 * np.log(2) - np.log(5001))
 
 
 def test_the_mean_e_value_under_the_null_is_one() -> None:
