@@ -8,7 +8,8 @@ and the numbers.
     ├── UsageError              the command cannot be carried out as asked                        exit 2
     ├── InputError              a file or record cannot be read or is not what it claims to be     exit 2
     │   ├── ExchangeError       a request or response is not of a shape that the protocol has
-    │   └── NotRecognised       a file is in no format that is read
+    │   ├── NotRecognised       a file is in no format that is read
+    │   └── CutOff              a file's last line breaks off, as of a process that was killed or still writes
     ├── EngineError             the engine failed to start, died, or refused a control request     exit 2
     │   └── EngineUnavailable   no answer: connection refused or cut, 502, 503, 504, time-out (worth a restart)
     └── TrainingError           a training step produced a value that training cannot go on from   exit by verdict
@@ -35,6 +36,10 @@ class ExchangeError(InputError):
 
 class NotRecognised(InputError):
     """A file is in no format that is read; it may be sound, and of something else."""
+
+
+class CutOff(InputError):
+    """A file's last line breaks off, as of a process that was killed or still writes."""
 
 
 class EngineError(ParityError):

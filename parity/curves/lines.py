@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from parity.curves.runs import Recording, points_of, sentences
-from parity.errors import InputError
+from parity.errors import CutOff, InputError
 from parity.metrics import Point
 from parity.readers.lines import read_lines
 from parity.readers.miles import is_event
@@ -25,12 +26,12 @@ def _is_verl(row: Row) -> bool:
 
 
 def read_jsonl(path: Path) -> list[Recording]:
-    """The run in a file of JSON lines.
+    """The run in a file of JSON lines; a last line that breaks off is left out, and said so.
 
     Raises:
         InputError: A line is damaged.
     """
-    return [read_records(list(read_lines(path)))]
+    return [_read_files([path])]
 
 
 def read_event_logs(directory: Path) -> list[Recording]:
@@ -39,9 +40,22 @@ def read_event_logs(directory: Path) -> list[Recording]:
     Raises:
         InputError: A line is damaged.
     """
-    rows = [line for path in sorted(directory.glob("*.jsonl")) for line in read_lines(path)]
-    rows.sort(key=lambda line: str(line[1].get("timestamp", "")))
-    return [read_records(rows)]
+    return [_read_files(sorted(directory.glob("*.jsonl")))]
+
+
+def _read_files(paths: Sequence[Path]) -> Recording:
+    rows: list[tuple[str, dict[str, Any]]] = []
+    cut = []
+    for path in paths:
+        try:
+            for line in read_lines(path):
+                rows.append(line)
+        except CutOff as error:
+            cut.append(str(error))
+    if len(paths) > 1:
+        rows.sort(key=lambda line: str(line[1].get("timestamp", "")))
+    recording = read_records(rows)
+    return replace(recording, skipped=(*recording.skipped, *cut))
 
 
 def read_records(rows: list[tuple[str, dict[str, Any]]]) -> Recording:

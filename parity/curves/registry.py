@@ -116,6 +116,8 @@ def _read_text(path: Path) -> list[Recording]:
         return tables.read_table(path)
     if logs.is_log(head) or len(head) >= HEAD:
         return logs.read_log(path)
+    if not head.strip():
+        raise InputError(f"{path}: the file is empty")
     raise NotRecognised(f"{path}: not recognised; read are {READ}")
 
 
@@ -123,7 +125,8 @@ def _named(recording: Recording, source: str, names: Names) -> RecordedRun:
     name = f"{source}:{recording.part}" if recording.part else source
     curves, left_out = names.apply(curves_of_points(name, recording.points), recording.names)
     if not curves:
-        raise InputError(f"{name}: {recording.format} without any metric at a step")
+        reasons = "; ".join((*recording.skipped, *left_out)) or "it holds none"
+        raise InputError(f"{name}: {recording.format} without any metric at a step: {reasons}")
     return RecordedRun(
         name,
         recording.format,

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, cast
 import orjson
 import pyarrow as pa
 
-from parity.errors import InputError
+from parity.errors import CutOff, InputError
 
 LONGEST_LINE = 1 << 28
 """Bytes of the longest line that is read: some 7 million tokens with their log-probs."""
@@ -97,8 +97,9 @@ def _with_nan(line: bytes, place: str) -> Any:
     except UnicodeDecodeError as error:
         raise InputError(f"{place}: not UTF-8: byte {error.object[error.start]:#04x} at {error.start}") from error
     except ValueError as error:
-        cut = "" if line.endswith(b"\n") else "; the line breaks off"
-        raise InputError(f"{place}: not JSON: {error}{cut}") from error
+        if not line.endswith(b"\n"):
+            raise CutOff(f"{place}: not JSON: {error}; the line breaks off") from error
+        raise InputError(f"{place}: not JSON: {error}") from error
     except RecursionError as error:
         raise InputError(f"{place}: nested too deeply") from error
 

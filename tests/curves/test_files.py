@@ -321,3 +321,32 @@ def test_any_records_give_curves_or_an_input_error(
 def test_a_directory_without_runs_is_not_recognised(tmp_path: Path) -> None:
     with pytest.raises(NotRecognised, match="TensorBoard"):
         read_runs(str(tmp_path))
+
+
+def test_a_last_line_that_breaks_off_is_left_out_and_said(tmp_path: Path) -> None:
+    rows = [{"step": k, "rollout/raw_reward": k / 4} for k in range(3)]
+    path = tmp_path / "killed.jsonl"
+    write(path, *rows)
+    with path.open("a") as file:
+        file.write('{"step": 3, "rollout/raw_re')
+    (run,) = read_runs(str(path))
+    assert values(run, "rollout/raw_reward") == [0, 0.25, 0.5]
+    assert "killed.jsonl:4" in run.skipped[0] and "breaks off" in run.skipped[0]
+    with path.open("a") as file:
+        file.write("\n")
+    with pytest.raises(InputError, match=r"killed.jsonl:4: not JSON"):
+        read_runs(str(path))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("a.csv", "step,reward\n1,high\n", "reward: not a number"),
+        ("a.log", "\n", "the file is empty"),
+        ("a.jsonl", '{"step": 1}\n', "not recognised"),
+    ],
+)
+def test_a_source_without_metrics_says_why(tmp_path: Path, name: str, content: str, told: str) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(InputError, match=told):
+        read_runs(str(tmp_path / name))
