@@ -4,6 +4,7 @@ PatchError
 ├── RequestFailed       the host's `post` got no answer, or one whose status is not 200
 ├── RequestAborted      the host's `post` was told to stop before there was any output
 ├── ResponseRefused     a 200 whose body breaks the protocol; no sample was touched
+│   └── OneSampleOnly   it holds one sample where several were asked for
 └── UnsupportedHost     a host whose functions have another signature than the known ones
 """
 
@@ -36,6 +37,10 @@ class RequestAborted(PatchError):
 
 class ResponseRefused(PatchError):
     """A 200 whose body breaks the protocol; the message names the slot, the field and the values."""
+
+
+class OneSampleOnly(ResponseRefused):
+    """A 200 with one sample where several were asked for, as behind a router that drops `n`."""
 
 
 class UnsupportedHost(PatchError):

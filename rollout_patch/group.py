@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from rollout_patch.eligibility import CONDITIONS, Capabilities, choose_arm, conditions
-from rollout_patch.errors import RequestAborted, RequestFailed
+from rollout_patch.errors import OneSampleOnly, RequestAborted, RequestFailed
 from rollout_patch.media import Encoder, encode_media
 from rollout_patch.permits import Permits
 from rollout_patch.requests import ARMS, PlannedRequest, SampleRequest, plan_requests
-from rollout_patch.responses import Output, check_group, read_response, unsent_output
+from rollout_patch.responses import UNSENT, Output, check_group, read_response, unsent_output
 
 S = TypeVar("S")
 S_contra = TypeVar("S_contra", contravariant=True)
@@ -23,6 +23,8 @@ Post = Callable[[dict[str, Any], Mapping[str, str]], Awaitable[Any]]
 """Sends one payload with its headers; returns the decoded body of a 200, else raises one of `rollout_patch.errors`."""
 Recorder = Callable[[dict[str, Any]], None]
 """Takes each exchange as it ends."""
+Refusals = set[tuple[str, bool]]
+"""Arms that an engine refused, each by the name of its condition and whether the group had media."""
 
 _log = logging.getLogger("rollout_patch")
 
@@ -64,7 +66,7 @@ class GroupReport:
         retries: How many of them were sent again.
         outputs: One output a slot; an abort without tokens stands for a slot that was not sent any more.
         asked: What each slot asked for, media as the adapter gave them.
-        aborted: The group was aborted before any token came, and its samples are as they were.
+        aborted: The host aborted the group before any token came, and its samples are as they were.
         notes: What else is worth counting: "abort_missed" (the group came back whole although it was aborted in flight)
             and "permits_short" (a request held fewer permits than it has samples).
     """
@@ -99,6 +101,7 @@ async def generate_group(
     encoder: Encoder | None = None,
     aborted: Callable[[], bool] = _never,
     circumstances: Collection[str] = (),
+    refused: Refusals | None = None,
 ) -> GroupReport:
     """Generates the samples of one group and writes them into the host's samples.
 
@@ -120,6 +123,8 @@ async def generate_group(
         encoder: Turns media into what the wire carries, once a group; `None` where requests carry them encoded.
         aborted: Says whether the host has aborted generation; asked before each request is sent.
         circumstances: Names of `CONDITIONS` that the host's own flags decide.
+        refused: What the engine refused of earlier groups, which it is not asked again; what it refuses of this one,
+            and takes another way, is added.
 
     Raises:
         RequestFailed: The engine refused the group in every arm it may go, or did not answer.
@@ -134,8 +139,10 @@ async def generate_group(
         asked = [adapter.request(sample) for sample in samples]
         names = conditions(asked, capabilities, circumstances)
         requests = asked if encoder is None else await encode_media(asked, encoder)
-        used, reasons, outputs = await _by_eligible_arm(arm, requests, names, chunk, sender)
-        nothing_came = all(output.finish_reason == "abort" and not output.output_ids for output in outputs)
+        known = set() if refused is None else refused
+        used, reasons, outputs = await _by_eligible_arm(arm, requests, names, chunk, sender, known)
+        by_host = aborted() or any(output.id == UNSENT for output in outputs)
+        nothing_came = by_host and all(output.finish_reason == "abort" and not output.output_ids for output in outputs)
         if nothing_came:
             _restore(adapter, samples, snapshots)
         else:
@@ -161,22 +168,34 @@ async def generate_group(
 
 
 async def _by_eligible_arm(
-    asked: str, requests: Sequence[SampleRequest], names: tuple[str, ...], chunk: int | None, sender: _Sender
+    asked: str,
+    requests: Sequence[SampleRequest],
+    names: tuple[str, ...],
+    chunk: int | None,
+    sender: _Sender,
+    refused: Refusals,
 ) -> tuple[str, tuple[str, ...], list[Output]]:
     """Sends the group in the first arm that it may go and that the engine takes."""
+    media = any(items for request in requests for items in request.media.values())
+    names = (*names, *(name for name, of_media in sorted(refused) if of_media == media))
+    now: list[str] = []
     while True:
-        arm, reasons = choose_arm(asked, names)
+        arm, reasons = choose_arm(asked, (*names, *now))
         plan = plan_requests(arm, requests, chunk)
         try:
             answers = await _gather(sender.send(planned, arm) for planned in plan)
-        except RequestFailed as failure:
-            if arm == "per-sample" or failure.status not in _CANNOT:
+            outputs = _read_answers(plan, answers, requests)
+        except (RequestFailed, OneSampleOnly) as failure:
+            status = failure.status if isinstance(failure, RequestFailed) else 200
+            if arm == "per-sample" or (isinstance(failure, RequestFailed) and status not in _CANNOT):
                 raise
-            names = (*names, f"refused_{arm}")
+            now.append(f"refused_{arm}")
             line = f"the engine refused a group of {len(requests)} sent {arm}: {failure}; said once"
-            _log_once(logging.WARNING, line, key=(arm, failure.status))
+            _log_once(logging.WARNING, line, key=(arm, status))
         else:
-            return arm, reasons, _read_answers(plan, answers, requests)
+            if any(output.id != UNSENT for output in outputs):
+                refused.update((name, media) for name in now)
+            return arm, reasons, outputs
 
 
 def _read_answers(

@@ -38,6 +38,8 @@ def _content(item: Any) -> bytes:
         return str(item.dtype).encode() + _content(_array(item.detach().cpu()))
     if hasattr(item, "tobytes"):
         form = [getattr(item, name, None) for name in ("mode", "size", "shape", "dtype")]
+        if hasattr(item, "getpalette"):  # pixels may be numbers of colours
+            form += [item.getpalette(), item.info.get("transparency")]
         return repr(form).encode() + bytes(item.tobytes())
     return str(id(item)).encode()
 

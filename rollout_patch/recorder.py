@@ -14,18 +14,25 @@ from rollout_patch.requests import SEED
 STATUS_OF_FINISH_REASON = {"stop": "completed", "length": "truncated", "abort": "aborted"}
 
 
-def json_lines(path: Path, labels: Mapping[str, Any] | None = None) -> Callable[[Mapping[str, Any]], None]:
+def append_line(path: Path, line: str) -> None:
+    """Appends one line to a file."""
+    with path.open("a", encoding="utf-8") as lines:
+        lines.write(line + "\n")
+
+
+def json_lines(
+    path: Path, labels: Mapping[str, Any] | None = None, append: Callable[[Path, str], None] = append_line
+) -> Callable[[Mapping[str, Any]], None]:
     """A recorder that appends each object as one line to a file.
 
     Args:
         path: The file, ``*.exchanges.jsonl`` or ``*.samples.jsonl``; its folder must exist.
         labels: Fields that every line gets besides its own, such as `rollout_id` and `group_index`.
+        append: Writes a line, encoded by then: what changes in the object afterwards is not in it.
     """
 
     def record(row: Mapping[str, Any]) -> None:
-        line = json.dumps({**row, **(labels or {})}, separators=(",", ":"))
-        with path.open("a", encoding="utf-8") as lines:
-            lines.write(line + "\n")
+        append(path, json.dumps({**row, **(labels or {})}, separators=(",", ":")))
 
     return record
 

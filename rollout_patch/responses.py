@@ -9,13 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import isfinite
+from operator import ne
+from sys import float_info
 from typing import Any
 
-from rollout_patch.errors import ResponseRefused
+from rollout_patch.errors import OneSampleOnly, ResponseRefused
 from rollout_patch.requests import PlannedRequest, SampleRequest
 
 FINISH_REASONS = ("stop", "length", "abort")
+
+_IDS = range(2**31)
+"""Token ids: the engine holds them as 32-bit integers."""
 
 _ROUNDING = 1e-4
 """How far above 0 a log-probability may be: log-softmax rounds that of a certain token to slightly more than 0."""
@@ -60,11 +64,13 @@ def read_response(planned: PlannedRequest, response: Any, requests: Sequence[Sam
         requests: What each slot of the group asks for.
 
     Raises:
+        OneSampleOnly: One sample stands where several were asked for.
         ResponseRefused: The body is of another type, has another number of items, or an item breaks the protocol.
     """
     wanted = list if planned.wants_list else dict
     if not isinstance(response, wanted):
-        raise ResponseRefused(
+        one_only = isinstance(response, dict) and "meta_info" in response
+        raise (OneSampleOnly if one_only else ResponseRefused)(
             f"a request for {len(planned.slots)} samples is answered with a {wanted.__name__}, not {_shown(response)}"
         )
     items = response if isinstance(response, list) else [response]
@@ -73,10 +79,14 @@ def read_response(planned: PlannedRequest, response: Any, requests: Sequence[Sam
     return [_read_item(item, requests[slot], f"slot {slot}") for slot, item in zip(planned.slots, items, strict=True)]
 
 
+UNSENT = ""
+"""The id of an output that no engine made."""
+
+
 def unsent_output() -> Output:
     """What stands for a sample that was aborted before its request was sent: an abort without tokens."""
     reason = {"type": "abort", "message": "Aborted before it was sent"}
-    return Output("", [], [], "abort", None, None, None, None, "", {"finish_reason": reason})
+    return Output("", [], [], "abort", None, None, None, None, UNSENT, {"finish_reason": reason})
 
 
 def check_group(outputs: Sequence[Output], requests: Sequence[SampleRequest]) -> None:
@@ -114,7 +124,7 @@ def _read_item(item: Any, request: SampleRequest, place: str) -> Output:
         raise ResponseRefused(f"{place}: an item is an object, not {_shown(item)}")
     meta = item.get("meta_info")
     if not isinstance(meta, dict):
-        raise ResponseRefused(f"{place}: meta_info is an object, not {_shown(meta)}")
+        raise ResponseRefused(f"{place}: an item holds the object meta_info, unlike {_shown(item)}")
     reason = meta.get("finish_reason")
     kind = reason.get("type") if isinstance(reason, dict) else None
     if not isinstance(reason, dict) or kind not in FINISH_REASONS:
@@ -132,7 +142,7 @@ def _read_item(item: Any, request: SampleRequest, place: str) -> Output:
         prompt_tokens=_prompt_tokens(meta, request, kind, place),
         cached_tokens=_typed(meta, "cached_tokens", int, place),
         weight_version=_weight_version(meta, place),
-        id=_required(meta, "id", str, place),
+        id=_id(meta, place),
         meta_info=meta,
     )
 
@@ -168,19 +178,23 @@ def _tokens(item: dict[str, Any], meta: dict[str, Any], place: str) -> tuple[lis
 
 
 def _check_ids(ids: list[Any], place: str) -> None:
-    if ids and (set(map(type, ids)) != {int} or min(ids) < 0):
-        at = next(at for at, value in enumerate(ids) if type(value) is not int or value < 0)
+    if ids and (set(map(type, ids)) != {int} or min(ids) < _IDS.start or max(ids) >= _IDS.stop):
+        at = next(at for at, value in enumerate(ids) if type(value) is not int or value not in _IDS)
         raise ResponseRefused(f"{place}: token {at} is {_shown(ids[at])}, not an id")
 
 
 def _check_logprobs(logprobs: list[Any], place: str) -> None:
-    """A sum is finite only if every term is, which spares a loop over tokens."""
-    kinds = set(map(type, logprobs))
-    if logprobs and (not kinds <= {float, int} or not isfinite(sum(logprobs)) or max(logprobs) > _ROUNDING):
+    """Column by column, which spares a loop over tokens; only NaN differs from itself."""
+    if logprobs and (
+        not set(map(type, logprobs)) <= {float, int}
+        or any(map(ne, logprobs, logprobs))
+        or min(logprobs) < -float_info.max
+        or max(logprobs) > _ROUNDING
+    ):
         at = next(
             at
             for at, value in enumerate(logprobs)
-            if type(value) not in (float, int) or not isfinite(value) or value > _ROUNDING
+            if type(value) not in (float, int) or not -float_info.max <= value <= _ROUNDING
         )
         raise ResponseRefused(f"{place}: the log-probability of token {at} is {_shown(logprobs[at])}")
 
@@ -220,11 +234,11 @@ def _typed(mapping: dict[str, Any], name: str, kind: type, place: str) -> Any:
     return value
 
 
-def _required(mapping: dict[str, Any], name: str, kind: type, place: str) -> Any:
-    value = _typed(mapping, name, kind, place)
-    if value is None:
-        raise ResponseRefused(f"{place}: meta_info has no {name}")
-    return value
+def _id(meta: dict[str, Any], place: str) -> str:
+    identity: str | None = _typed(meta, "id", str, place)
+    if not identity:
+        raise ResponseRefused(f"{place}: meta_info has no id")
+    return identity
 
 
 def _shown(value: Any) -> str:

@@ -14,13 +14,14 @@ from typing import Any, SupportsFloat
 from rollout_patch.assignment import Assignment
 from rollout_patch.eligibility import Capabilities, choose_arm
 from rollout_patch.errors import RequestFailed, UnsupportedHost
-from rollout_patch.group import GroupReport, generate_group, log_never, log_way
+from rollout_patch.group import GroupReport, Refusals, generate_group, log_never, log_way
 from rollout_patch.hosts.options import Options, read_options
+from rollout_patch.hosts.recording import Recording
 from rollout_patch.hosts.stock import NothingToSend, StockAdapter, copy_of
 from rollout_patch.media import Encoder
 from rollout_patch.metrics import group_metrics
 from rollout_patch.permits import Permits
-from rollout_patch.recorder import json_lines, sample_rows
+from rollout_patch.recorder import sample_rows
 from rollout_patch.requests import SEED
 
 SECONDS_BETWEEN = 1.0
@@ -68,6 +69,7 @@ class RolloutCalls:
         compared: How many groups were asked for in a second arm.
         compared_requests: How many requests that took.
         compared_lost: How many of those groups failed or were aborted.
+        recording: What is recorded of the rollout, if anything.
     """
 
     options: Options
@@ -80,6 +82,11 @@ class RolloutCalls:
     compared: int = 0
     compared_requests: int = 0
     compared_lost: int = 0
+    recording: Recording | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        if self.options.record is not None:
+            self.recording = Recording(self.options.record, self.rollout_id)
 
     @classmethod
     def of(cls, args: Any, rollout_id: int, evaluation: bool | None = None) -> RolloutCalls:
@@ -93,6 +100,7 @@ class RolloutCalls:
         Raises:
             UnsupportedHost: Evaluation is asked for, and the host evaluates sample by sample.
             ValueError: An option has no such value.
+            OSError: The folder to record to cannot be written.
         """
         options = read_options(args, os.environ)
         if options.evaluation and evaluation is None:
@@ -136,11 +144,13 @@ class RolloutCalls:
         """The arms of a group.
 
         Raises:
-            UnsupportedHost: Arms are drawn, and the group has no number to draw by.
+            UnsupportedHost: Arms are drawn or groups recorded by their numbers, and the group has none.
         """
         index = group[0].group_index
         if index is None and self.options.design != "fixed":
             raise UnsupportedHost(f"the design {self.options.design!r} draws by group_index, and a sample has none")
+        if index is None and self.recording:
+            raise UnsupportedHost("groups are recorded by group_index, and a sample has none")
         return self.options.assign(seed=self.seed, rollout_id=self.rollout_id, group_index=index)
 
     async def in_its_arms(self, group: list[Any], ask: Ask) -> list[Any] | None:
@@ -222,6 +232,7 @@ class RolloutCalls:
                 encoder=encoder,
                 aborted=aborted,
                 circumstances=circumstances,
+                refused=refusals_of(semaphore),
             )
         except NothingToSend:
             self._leave_to_host(group, turn, ["finished_sample"])
@@ -248,12 +259,21 @@ class RolloutCalls:
             known = {"reward": float(reward)} if isinstance(reward, SupportsFloat) else {}
             write_sample({**row, **known, "extra": {"assignment": assignment}})
 
+    def finish(self, output: Any) -> Any:
+        """The host's output of the rollout with the counts among its metrics, once all is recorded."""
+        if self.recording:
+            self.recording.close()
+        output.metrics = {**(output.metrics or {}), **self.metrics()}
+        return output
+
     def metrics(self) -> dict[str, float]:
         """The counts of the rollout."""
         counts = group_metrics(self.reports)
         if self.options.design == "probe":
             for name in ("compared", "compared_requests", "compared_lost"):
                 counts[f"rollout_patch/{name}"] = float(getattr(self, name))
+        if self.recording and self.recording.lost:
+            counts["rollout_patch/lines_lost"] = float(self.recording.lost)
         return {f"eval/{name}": count for name, count in counts.items()} if self.evaluation else counts
 
     def hosts_own(self, turn: Turn, names: Collection[str]) -> bool:
@@ -288,15 +308,19 @@ class RolloutCalls:
             write_group({**turn.assignment.to_json(), **way})
 
     def _recorder(self, kind: str, group: Sequence[Any], turn: Turn) -> Callable[[Mapping[str, Any]], None] | None:
-        if self.options.record is None:
+        if self.recording is None:
             return None
-        folder = self.options.record if turn.trained else self.options.record / "compared"
-        folder.mkdir(parents=True, exist_ok=True)
         labels = {"rollout_id": self.rollout_id, "group_index": group[0].group_index}
-        return json_lines(folder / f"rollout.{kind}.jsonl", labels)
+        return self.recording.lines(kind, turn.trained, labels)
 
 
 @functools.lru_cache(maxsize=16)
 def permits_of(semaphore: Semaphore, capacity: int) -> Permits:
     """One `Permits` for a host's semaphore, so that all groups take turns."""
     return Permits(semaphore, capacity)
+
+
+@functools.lru_cache(maxsize=16)
+def refusals_of(semaphore: Semaphore) -> Refusals:
+    """What the engine behind a host's semaphore has refused in this run."""
+    return set()

@@ -16,7 +16,15 @@ from functools import partial
 from typing import Any
 
 from rollout_patch.hosts.calls import RolloutCalls, Turn
-from rollout_patch.hosts.stock import Stock, StockAdapter, image_encoder, images_as_they_are, replaced, require
+from rollout_patch.hosts.stock import (
+    Stock,
+    StockAdapter,
+    image_encoder,
+    images_as_they_are,
+    mask_earlier_tokens,
+    replaced,
+    require,
+)
 
 CLASS_GROUPS = (
     ("state", "group", "sampling_params", "evaluation"),
@@ -46,7 +54,11 @@ class GroupRolloutFn:
         self._stock = common.InferenceRolloutFn(input)
         self._args = input.args
         require(self._train.generate_and_rm_group, *CLASS_GROUPS)
-        require(self._single_turn.generate, ("input",), calls=("post", "compute_request_payload"))
+        require(
+            self._single_turn.generate,
+            ("input",),
+            calls=("post", "compute_request_payload", "compute_prompt_ids_from_sample"),
+        )
         require(
             self._endpoint.compute_request_payload,
             ("args", "input_ids", "sampling_params", "multimodal_inputs"),
@@ -63,8 +75,7 @@ class GroupRolloutFn:
         stock_group = self._train.generate_and_rm_group
         with replaced((self._train, "generate_and_rm_group", self._group_function(stock_group, calls))):
             output = await self._stock(input)
-        output.metrics = {**(output.metrics or {}), **calls.metrics()}
-        return output
+        return calls.finish(output)
 
     def _group_function(self, stock_group: GroupFunction, calls: RolloutCalls) -> GroupFunction:
         common, single_turn, status = self._common, self._single_turn, self._common.Sample.Status
@@ -88,7 +99,14 @@ class GroupRolloutFn:
 
             custom = state.generate_function is not single_turn.generate
             way = _Way(
-                stock=Stock(generate, single_turn, [images_as_they_are(self._endpoint)]),
+                stock=Stock(
+                    generate,
+                    single_turn,
+                    [
+                        images_as_they_are(self._endpoint),
+                        _once(single_turn, "compute_prompt_ids_from_sample", lambda state, sample: id(sample)),
+                    ],
+                ),
                 encode=self._endpoint.encode_image_for_rollout_engine,
                 params=calls.params_by_slot(sampling_params, group, lambda slot: args.rollout_seed + slot),
                 prime=lambda sample: _prime(args, sample, common.policy_uses_routing_key(args)),
@@ -124,13 +142,12 @@ def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: b
     if evaluation:
         return miles.generate_rollout(args, rollout_id, data_source, evaluation=True)
     require(miles.generate_and_rm_group, LEGACY_GROUP)
-    require(miles.generate, LEGACY_SAMPLE, calls=("post", "encode_image_for_rollout_engine"))
+    require(miles.generate, LEGACY_SAMPLE, calls=("post", "encode_image_for_rollout_engine", "call_processor"))
     calls = RolloutCalls.of(args, rollout_id)
     calls.warn_if_never(_circumstances(args, [], miles.Sample.Status, bool(args.custom_generate_function_path)))
     with replaced((miles, "generate_and_rm_group", _legacy_group_function(miles, miles.generate_and_rm_group, calls))):
         output = miles.generate_rollout(args, rollout_id, data_source, evaluation=False)
-    output.metrics = {**(output.metrics or {}), **calls.metrics()}
-    return output
+    return calls.finish(output)
 
 
 def _legacy_group_function(miles: Any, stock_group: GroupFunction, calls: RolloutCalls) -> GroupFunction:
@@ -148,7 +165,12 @@ def _legacy_group_function(miles: Any, stock_group: GroupFunction, calls: Rollou
 
         way = _Way(
             stock=Stock(
-                lambda sample, params: miles.generate(args, sample, params), miles, [images_as_they_are(miles)]
+                lambda sample, params: miles.generate(args, sample, params),
+                miles,
+                [
+                    images_as_they_are(miles),
+                    _once(miles, "call_processor", lambda processor, prompt, media: (id(prompt), id(media))),
+                ],
             ),
             encode=miles.encode_image_for_rollout_engine,
             params=calls.params_by_slot(sampling_params, group, lambda slot: args.rollout_seed + slot),
@@ -235,6 +257,26 @@ async def _score(way: _Way, sample: Any) -> None:
         sample.reward = await way.reward(sample)
 
 
+def _once(module: Any, name: str, key: Callable[..., Any]) -> tuple[Any, str, Any]:
+    """The place of Miles' work on a prompt, done once although its `generate` is called twice: to ask, and to apply.
+
+    Args:
+        module: Where `generate` finds the function.
+        name: The function.
+        key: What its result depends on, from its arguments.
+    """
+    function = getattr(module, name)
+    known: dict[Any, Any] = {}
+
+    def once(*args: Any) -> Any:
+        at = key(*args)
+        if at not in known:
+            known[at] = function(*args)
+        return known[at]
+
+    return (module, name, once)
+
+
 def _call_for_each(group: Sequence[Any], callback: Callable[[], None] | None) -> None:
     if callback is not None:
         for _ in group:
@@ -245,8 +287,7 @@ def _prime(args: Any, sample: Any, routed: bool) -> None:
     """What Miles does to a sample before it is generated."""
     if routed and sample.routing_key is None:
         sample.routing_key = str(uuid.uuid4())
-    if args.partial_rollout and args.mask_offpolicy_in_partial_rollout and sample.response_length > 0:
-        sample.loss_mask = [0] * sample.response_length
+    mask_earlier_tokens(args, sample)
 
 
 def _circumstances(args: Any, group: Sequence[Any], status: Any, custom: bool) -> list[str]:

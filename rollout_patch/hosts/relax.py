@@ -17,10 +17,11 @@ import os
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from rollout_patch.hosts.calls import RolloutCalls, Turn
-from rollout_patch.hosts.stock import Stock, StockAdapter, replaced, require
+from rollout_patch.hosts.stock import Stock, StockAdapter, mask_earlier_tokens, replaced, require
 from rollout_patch.media import Encoder, digest
 
 GROUP = ("args", "group", "sampling_params", "evaluation")
@@ -74,8 +75,7 @@ def generate_rollout(
         (relax, "_log_rollout_data", _log_function(relax._log_rollout_data, calls)),
     ):
         output = relax.generate_rollout(args, rollout_id, data_buffer, data_system_client, evaluation=evaluation)
-    output.metrics = {**(output.metrics or {}), **calls.metrics()}
-    return output
+    return calls.finish(output)
 
 
 def _log_function(stock_log: Callable[..., Any], calls: RolloutCalls) -> Callable[..., Any]:
@@ -140,9 +140,10 @@ async def _generate_and_score(
     def aborted() -> bool:
         return bool(state.aborted) and not calls.evaluation
 
+    stock = _stock(relax, args, processed, calls, turn)
     report = await calls.generate(
         group,
-        StockAdapter(_stock(relax, args, processed, calls, turn), group, params, _prime, relax.Sample.Status.ABORTED),
+        StockAdapter(stock, group, params, partial(_prime, args), relax.Sample.Status.ABORTED),
         turn=turn,
         post=_timed(relax.post, "generate", spent),
         encoder=_timed(_encoder(relax), "mm_encode", spent),
@@ -167,7 +168,7 @@ async def _generate_and_score(
     return group
 
 
-def _stock(relax: Any, args: Any, processed: Mapping[str, Any], calls: RolloutCalls, turn: Turn) -> Stock:
+def _stock(relax: Any, args: Any, processed: Mapping[tuple[int, int], Any], calls: RolloutCalls, turn: Turn) -> Stock:
     """Relax's `generate`, with media that were processed already and that are encoded later.
 
     One request carries one routing key, the first sample's; requests a sample keep each its own.
@@ -175,13 +176,13 @@ def _stock(relax: Any, args: Any, processed: Mapping[str, Any], calls: RolloutCa
     Args:
         relax: The module.
         args: Relax's arguments.
-        processed: What its processor made of each distinct prompt with media, by digest.
+        processed: What its processor made of each prompt with media, by the objects.
         calls: The rollout, or evaluation.
         turn: The arm that is asked for.
     """
 
     async def processor(state: Any, args: Any, prompt: Any, multimodal_inputs: Any) -> Any:
-        ids, train_inputs, seconds = processed[digest([prompt, multimodal_inputs])]
+        ids, train_inputs, seconds = processed[id(prompt), id(multimodal_inputs)]
         return list(ids), None if train_inputs is None else dict(train_inputs), seconds
 
     async def unencoded(multimodal_inputs: Mapping[str, Any]) -> tuple[dict[str, list[Any]], float]:
@@ -198,17 +199,21 @@ def _stock(relax: Any, args: Any, processed: Mapping[str, Any], calls: RolloutCa
     )
 
 
-async def _process_media(relax: Any, state: Any, args: Any, group: Sequence[Any]) -> dict[str, Any]:
-    """What Relax's processor makes of each distinct prompt with media, by digest: once a group, not once a sample."""
+async def _process_media(relax: Any, state: Any, args: Any, group: Sequence[Any]) -> dict[tuple[int, int], Any]:
+    """What Relax's processor makes of each prompt with media, by the objects; equal ones are processed once a group."""
+    with_media = [
+        (sample.prompt, sample.multimodal_inputs)
+        for sample in group
+        if state.processor and any((sample.multimodal_inputs or {}).get(kind) for kind in KINDS)
+    ]
+    distinct = {(id(prompt), id(media)): [prompt, media] for prompt, media in with_media}
     done: dict[str, Any] = {}
-    for sample in group:
-        media = sample.multimodal_inputs
-        if not state.processor or not media or not any(media.get(kind) for kind in KINDS):
-            continue
-        key = digest([sample.prompt, media])
+    results = {}
+    for objects, key in zip(distinct, map(digest, distinct.values()), strict=True):
         if key not in done:
-            done[key] = await relax._run_image_processor(state, args, sample.prompt, media)
-    return done
+            done[key] = await relax._run_image_processor(state, args, *distinct[objects])
+        results[objects] = done[key]
+    return results
 
 
 def _encoder(relax: Any) -> Encoder:
@@ -232,10 +237,11 @@ def _timed(work: Callable[..., Awaitable[Any]], phase: str, spent: dict[str, flo
     return timed
 
 
-def _prime(sample: Any) -> None:
+def _prime(args: Any, sample: Any) -> None:
     """What Relax does to a sample before it is generated."""
     if sample.session_id is None:
         sample.session_id = str(uuid.uuid4())
+    mask_earlier_tokens(args, sample)
 
 
 def flag_conditions(args: Any) -> list[str]:

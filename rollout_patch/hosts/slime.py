@@ -14,8 +14,16 @@ from contextlib import nullcontext
 from typing import Any
 
 from rollout_patch.hosts.calls import RolloutCalls, Turn
-from rollout_patch.hosts.stock import Stock, StockAdapter, image_encoder, images_as_they_are, replaced, require
-from rollout_patch.responses import Output
+from rollout_patch.hosts.stock import (
+    Stock,
+    StockAdapter,
+    image_encoder,
+    images_as_they_are,
+    mask_earlier_tokens,
+    replaced,
+    require,
+)
+from rollout_patch.responses import UNSENT, Output
 
 GROUP = ("args", "group", "sampling_params", "evaluation")
 SAMPLE = ("args", "sample", "sampling_params")
@@ -39,8 +47,7 @@ def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: b
     calls.warn_if_never(_circumstances(args, [], slime.Sample.Status))
     with replaced((slime, "generate_and_rm_group", _group_function(slime, slime.generate_and_rm_group, calls))):
         output = slime.generate_rollout(args, rollout_id, data_source, evaluation=False)
-    output.metrics = {**(output.metrics or {}), **calls.metrics()}
-    return output
+    return calls.finish(output)
 
 
 def _group_function(
@@ -124,13 +131,12 @@ def _prime(args: Any, sample: Any) -> None:
     """What slime does to a sample before it is generated."""
     if sample.session_id is None:
         sample.session_id = str(uuid.uuid4())
-    if args.partial_rollout and args.mask_offpolicy_in_partial_rollout and sample.response_length > 0:
-        sample.loss_mask = [0] * sample.response_length
+    mask_earlier_tokens(args, sample)
 
 
 async def _finish(slime: Any, args: Any, sample: Any, output: Output) -> Any:
     """What slime does to a sample after it was sent: hooks, and the reward unless the group is scored together."""
-    if not output.id:
+    if output.id == UNSENT:
         return sample
     sample = await slime.apply_rollout_sample_hooks(args, sample, evaluation=False)
     if args.group_rm or sample.status == slime.Sample.Status.ABORTED:

@@ -20,7 +20,7 @@ from typing import Any
 from rollout_patch.errors import UnsupportedHost
 from rollout_patch.media import Encoder
 from rollout_patch.requests import SampleRequest
-from rollout_patch.responses import Output
+from rollout_patch.responses import UNSENT, Output
 
 _SHARED = ("prompt", "multimodal_inputs", "multimodal_train_inputs")
 """Fields that generation replaces and never changes in place, so that a snapshot need not copy them."""
@@ -106,7 +106,7 @@ class StockAdapter:
 
     def apply(self, sample: Any, output: Output) -> None:
         """Lets the host write an output; a sample that was never sent is only marked, as the host marks one."""
-        if not output.id:
+        if output.id == UNSENT:
             self.restore(sample, self._before[id(sample)])
             sample.status = self._aborted_status
             return
@@ -164,6 +164,12 @@ def _request_of(payload: Mapping[str, Any], headers: Mapping[str, str], resumed:
         options={name: value for name, value in payload.items() if name not in parts},
         headers=headers,
     )
+
+
+def mask_earlier_tokens(args: Any, sample: Any) -> None:
+    """What slime, Miles and Relax do to a resumed sample: tokens of older weights are not trained on, where asked."""
+    if args.partial_rollout and args.mask_offpolicy_in_partial_rollout and sample.response_length > 0:
+        sample.loss_mask = [0] * sample.response_length
 
 
 def images_as_they_are(module: Any) -> tuple[Any, str, Any]:

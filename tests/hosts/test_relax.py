@@ -204,6 +204,8 @@ def arguments(**changes: Any) -> Namespace:
         rollout_num_gpus=1,
         rollout_num_gpus_per_engine=1,
         rollout_seed=5,
+        partial_rollout=False,
+        mask_offpolicy_in_partial_rollout=False,
     )
     return Namespace(**{**given, **changes})
 

@@ -83,7 +83,9 @@ async def test_a_broken_last_item_changes_no_earlier_sibling(engine: Any, adapte
     group = make_group(4)
     before = state(group)
     engine.script = [lambda items: [*items[:3], {"text": "no meta_info"}]]
-    with pytest.raises(ResponseRefused, match="slot 3: meta_info"):
+    with pytest.raises(
+        ResponseRefused, match=r"slot 3: an item holds the object meta_info, unlike dict .*no meta_info"
+    ):
         await generate_group("native", group, adapter=adapter, post=engine.post)
     assert state(group) == before
 
@@ -132,6 +134,54 @@ async def test_an_engine_that_cannot_is_asked_another_way_and_it_is_recorded(
     assert report.reasons == {"native": ("refused_native", "refused_batched"), "batched": ("refused_batched",)}[asked]
     assert (report.requests, report.retries) == (refusals + 3, 0)
     assert all(sample.status == "stop" for sample in group)
+
+
+@pytest.mark.parametrize("asked", ["native", "batched"])
+async def test_a_router_that_drops_what_asks_for_several_is_asked_another_way(
+    asked: str, engine: Any, adapter: Any, make_group: MakeGroup
+) -> None:
+    engine.script = [lambda items: items[0]]
+    group = make_group(3)
+    report = await generate_group(asked, group, adapter=adapter, post=engine.post)
+    assert (report.arm_used, report.reasons) == (
+        {"native": "batched", "batched": "per-sample"}[asked],
+        (f"refused_{asked}",),
+    )
+    assert len({tuple(sample.tokens) for sample in group}) == 3
+
+    engine.script = [lambda items: {"error": {"message": "out of memory"}}]
+    with pytest.raises(ResponseRefused, match="out of memory"):
+        await generate_group(asked, make_group(3), adapter=adapter, post=engine.post)
+
+
+async def test_what_was_refused_once_is_not_asked_again_for_such_groups(
+    engine: Any, adapter: Any, make_group: MakeGroup
+) -> None:
+    refused: set[tuple[str, bool]] = set()
+
+    async def ask(group: Group) -> Any:
+        return await generate_group("native", group, adapter=adapter, post=engine.post, refused=refused)
+
+    images = {"media": {"image_data": ["an image"]}}
+    engine.script = [RequestFailed(400, "no n with images")]
+    reports = [await ask(make_group(3, **images)), await ask(make_group(3, **images)), await ask(make_group(3))]
+    assert [report.requests for report in reports] == [2, 1, 1]
+    assert [report.arm_used for report in reports] == ["batched", "batched", "native"]
+    assert [report.reasons for report in reports] == [("refused_native",), ("refused_native",), ()]
+
+
+async def test_a_prompt_that_is_refused_in_every_arm_says_nothing_about_others(
+    engine: Any, adapter: Any, make_group: MakeGroup
+) -> None:
+    refused: set[tuple[str, bool]] = set()
+    engine.script = [RequestFailed(400, "input is longer than the model's context")] * 5
+    with pytest.raises(RequestFailed):
+        await generate_group("native", make_group(3), adapter=adapter, post=engine.post, refused=refused)
+    sent = len(engine.sent)
+    engine.script = [RequestFailed(400, "not supported"), RequestAborted("before any output")]
+    group = make_group(3)
+    assert (await generate_group("native", group, adapter=adapter, post=engine.post, refused=refused)).aborted
+    assert (len(engine.sent) - sent, refused) == (2, set())
 
 
 async def test_a_request_that_every_arm_is_refused_fails_with_the_engines_words(
@@ -231,11 +281,22 @@ async def test_a_group_aborted_in_the_queue_is_eligible_again(engine: Any, adapt
     group = make_group(4)
     before = state(group)
     engine.script = [lambda items: [aborted_item(item, 0) for item in items]]
-    report = await generate_group("native", group, adapter=adapter, post=engine.post)
+    report = await generate_group("native", group, adapter=adapter, post=engine.post, aborted=lambda: bool(engine.sent))
     assert report.aborted
     assert state(group) == before
     assert (await generate_group("native", group, adapter=adapter, post=engine.post)).arm_used == "native"
     assert all(sample.status == "stop" for sample in group)
+
+
+async def test_a_group_that_the_engine_aborts_by_itself_is_marked_as_the_host_marks_one(
+    engine: Any, adapter: Any, make_group: MakeGroup
+) -> None:
+    """Left as it was, it would be handed over as a group that nobody has asked for yet."""
+    group = make_group(4)
+    engine.script = [lambda items: [aborted_item(item, 0) for item in items]]
+    report = await generate_group("native", group, adapter=adapter, post=engine.post)
+    assert not report.aborted
+    assert [(sample.status, sample.logprobs) for sample in group] == [("abort", [])] * 4
 
 
 async def test_partial_outputs_of_an_abort_are_kept_and_marked(

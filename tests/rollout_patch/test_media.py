@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from array import array
 from collections.abc import Sequence
 from typing import Any
@@ -64,6 +65,20 @@ def test_tensors_count_by_content() -> None:
         assert digest(torch.ones(3, dtype=dtype)) != digest(torch.zeros(3, dtype=dtype))
     assert digest(torch.ones(3)) != digest(torch.ones(3, dtype=torch.bfloat16))
     assert digest(torch.tensor([2**24])) != digest(torch.tensor([2**24 + 1]))
+
+
+def test_images_count_by_their_colours_not_by_the_numbers_of_these() -> None:
+    image_module = pytest.importorskip("PIL.Image")
+
+    def image(red: int, **info: Any) -> Any:
+        one = image_module.new("P", (2, 2), 0)
+        one.putpalette([red, 0, 0])
+        one.info.update(info)
+        return one
+
+    assert digest(image(1)) == digest(image(1)) == digest(copy.deepcopy(image(1)))
+    assert digest(image(1)) != digest(image(2))
+    assert digest(image(1)) != digest(image(1, transparency=0))
 
 
 async def test_shared_and_copied_media_are_encoded_once() -> None:

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollout_patch import ResponseRefused, SampleRequest
+from rollout_patch.errors import OneSampleOnly
 from rollout_patch.requests import PlannedRequest
 from rollout_patch.responses import check_group, read_response
 
@@ -99,6 +100,11 @@ def test_ids_come_from_the_triples_where_the_engine_sends_no_output_ids() -> Non
     assert (output.output_ids, output.logprobs) == ([5, 6, 7], [-0.1, -0.2, -0.0])
 
 
+def test_the_least_log_probs_are_finite_although_their_sum_is_not() -> None:
+    least = [[-1.7e308, token, None] for token in (5, 6, 7)]
+    assert read(item(output_token_logprobs=least))[0].logprobs == [-1.7e308] * 3
+
+
 def test_without_log_probs_asked_for_none_are_made_up() -> None:
     (output,) = read(item(output_token_logprobs=...), asked=SampleRequest({}, input_ids=[1, 2, 3]))
     assert output.logprobs is None
@@ -109,6 +115,7 @@ REFUSED: list[tuple[Any, str]] = [
     ("<html>bad gateway</html>", "bad gateway"),
     (None, "NoneType"),
     (item(meta_info=...), "meta_info"),
+    ({"error": {"message": "out of memory"}}, "out of memory"),
     (item(meta_info=[]), "meta_info"),
     (item(finish_reason=...), "finish_reason"),
     (item(finish_reason=None), "None"),
@@ -142,12 +149,19 @@ REFUSED: list[tuple[Any, str]] = [
         item(output_ids=[True, 6, 7], output_token_logprobs=[[-0.1, 1, None], [-0.2, 6, None], [-0.3, 7, None]]),
         "token 0",
     ),
+    (
+        item(output_ids=[5, 2**31, 7], output_token_logprobs=[[-0.1, 5, None], [-0.2, 2**31, None], [-0.3, 7, None]]),
+        "token 1",
+    ),
+    (item(output_token_logprobs=[[-0.1, 5, None], [10**400, 6, None], [-0.3, 7, None]]), "token 1 is int 1000"),
+    (item(output_token_logprobs=[[-0.1, 5, None], [-(10**400), 6, None], [-0.3, 7, None]]), "token 1 is int -1000"),
     (item(completion_tokens=4), "3 output_ids and completion_tokens 4"),
     (item(completion_tokens="3"), "completion_tokens"),
     (item(prompt_tokens=...), "no prompt_tokens"),
     (item(prompt_tokens=1), "3 tokens, the answer counts 1"),
     (item(prompt_tokens=3.0), "prompt_tokens is int"),
     (item(id=...), "no id"),
+    (item(id=""), "no id"),
     (item(id=7), "id is str"),
     (item(text=7), "text is str"),
     (item(weight_version=3), "weight_version is str"),
@@ -170,9 +184,12 @@ def test_another_number_of_items_is_refused_with_both_numbers(count: int) -> Non
         read([item(id=str(number)) for number in range(count)], slots=4)
 
 
-def test_one_object_for_a_group_is_refused() -> None:
-    with pytest.raises(ResponseRefused, match="4 samples is answered with a list, not dict"):
+def test_one_object_for_a_group_is_refused_and_one_sample_is_told_from_an_error() -> None:
+    with pytest.raises(OneSampleOnly, match="4 samples is answered with a list, not dict"):
         read(item(), slots=4)
+    with pytest.raises(ResponseRefused, match="out of memory") as refused:
+        read({"error": {"message": "out of memory"}}, slots=4)
+    assert not isinstance(refused.value, OneSampleOnly)
 
 
 def test_the_place_of_a_broken_item_is_named() -> None:
@@ -213,7 +230,13 @@ def test_different_prompts_in_another_order_are_noticed_by_their_length() -> Non
 
 
 json_values = st.recursive(
-    st.none() | st.booleans() | st.integers(-3, 9) | st.floats() | st.text(max_size=3),
+    st.none()
+    | st.booleans()
+    | st.integers(-3, 9)
+    | st.just(10**400)
+    | st.just(-1e308)
+    | st.floats()
+    | st.text(max_size=3),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
     max_leaves=6,
 )

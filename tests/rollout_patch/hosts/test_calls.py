@@ -139,6 +139,7 @@ def test_a_reward_is_recorded_where_it_is_a_number(reward: Any, recorded: float 
     report = GroupReport("native", "native", (), 1, 0, (output,), (SampleRequest({}, input_ids=[1, 2]),))
     sample = SimpleNamespace(group_index=4, reward=reward)
     calls.record([sample], Turn(fixed("native"), "native", trained=True), report)
+    calls.finish(SimpleNamespace(metrics=None))
     (line,) = (tmp_path / "rollout.samples.jsonl").read_text().splitlines()
     assert json.loads(line).get("reward") == recorded
 
@@ -152,3 +153,21 @@ def test_arms_are_drawn_by_the_groups_number_and_refused_without_one() -> None:
         calls.assign(make_group(None))
     fixed = RolloutCalls(Options(), Capabilities(), rollout_id=2, seed=5)
     assert fixed.assign(make_group(None)).arms == ("native",)
+
+
+def test_what_is_recorded_has_a_groups_number(tmp_path: Path) -> None:
+    calls = RolloutCalls(Options(record=tmp_path), Capabilities(), rollout_id=2, seed=5)
+    assert calls.assign(make_group(3)).arms == ("native",)
+    with pytest.raises(UnsupportedHost, match="recorded by group_index"):
+        calls.assign(make_group(None))
+
+
+def test_lost_lines_are_among_the_metrics(tmp_path: Path) -> None:
+    for number, lost in enumerate((0, 2)):
+        calls = RolloutCalls(Options(record=tmp_path / str(number)), Capabilities(), rollout_id=2, seed=5)
+        if lost:
+            (tmp_path / str(number) / "rollout.samples.jsonl").mkdir()
+        for _ in range(2):
+            calls.recording.lines("samples", True, {})({"a": 1})  # type: ignore[union-attr]
+        metrics = calls.finish(SimpleNamespace(metrics={"own": 1})).metrics
+        assert (metrics["own"], metrics.get("rollout_patch/lines_lost", 0)) == (1, lost)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import itertools
 import json
 import tempfile
 import types
@@ -16,7 +17,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from random_engine import BEHAVIOURS, RandomEngine
 
-from rollout_patch import Capabilities, RequestFailed
+from rollout_patch import Capabilities, RequestFailed, fixed
 from rollout_patch.hosts import calls as calls_module
 from rollout_patch.hosts.calls import RolloutCalls, Turn
 from rollout_patch.hosts.options import Options
@@ -136,6 +137,7 @@ def test_the_host_gets_each_sample_once_or_as_it_was(
                 break
             await asyncio.sleep(0)
 
+        calls.recording.close()  # type: ignore[union-attr]
         assert all(task.done() for task in tasks)
         assert asyncio.all_tasks() == {asyncio.current_task()}
         assert (engine.in_flight, semaphore._value) == (0, capacity)
@@ -171,6 +173,31 @@ def check_group(
         assert [row["output_ids"] for row in rows] == [sample.tokens[4:] for sample in group]
         assert [row["reward"] for row in rows] == [sample.reward for sample in group]
         assert {row["extra"]["assignment"]["trained"] for row in rows} == {True}
+
+
+async def test_what_was_refused_in_one_rollout_is_not_asked_in_the_next() -> None:
+    engine = RandomEngine(["400", "sound"], [0])
+    host, semaphore = make_host(engine), asyncio.Semaphore(N)
+    ways = []
+    for rollout_id in range(2):
+        group = [HostSample(0, slot) for slot in range(N)]
+        calls = RolloutCalls(Options(), Capabilities(), rollout_id, seed=0)
+        report = await calls.generate(
+            group,
+            StockAdapter(Stock(host.generate, host), group, [{}] * N, lambda sample: None, "abort"),
+            turn=Turn(fixed("native"), "native", trained=True),
+            post=host.post,
+            encoder=lambda kind, items: asyncio.sleep(0, items),
+            attempts=1,
+            semaphore=semaphore,
+            capacity=N,
+            aborted=lambda: False,
+            circumstances=(),
+        )
+        assert report is not None
+        ways.append((report.arm_used, report.reasons, report.requests))
+        engine.behaviours = itertools.repeat("sound")
+    assert ways == [("batched", ("refused_native",), 2), ("batched", ("refused_native",), 1)]
 
 
 def recorded(folder: Path) -> list[dict[str, Any]]:
