@@ -5,6 +5,7 @@ Where SGLang is not installed, the few names that Miles imports from it are made
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 from argparse import Namespace
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import two_images
 from host_rollouts import PROMPTS, N, rows_without, settle
 from made_up_modules import made_up
 
@@ -193,6 +195,56 @@ def test_two_images_are_nested(arguments: Any, rollout: Any, miles: Any, data_so
         (body["image_data"],) = body["image_data"]
         assert stock_requests.count(body) == N
     assert "base64" not in repr(rows(patched))
+
+
+def test_two_images_are_asked_and_answered_as_the_real_engine_was_seen_to(
+    miles: Any, arguments: Any, rollout: Any, server: Any, data_source: Any
+) -> None:
+    pytest.importorskip("PIL.Image")
+    row = two_images.exchange("two-images-native-nested")
+    (urls,) = row["request"]["image_data"]
+    server.refuse = two_images.answer
+    source = data_source(
+        miles.Sample, [row["request"]["text"]], N, lambda prompt: [two_images.image(url) for url in urls]
+    )
+    output, (body,) = rollout(arguments(rollout_batch_size=1, over_sampling_batch_size=1), True, source)
+    assert body["sampling_params"]["n"] == row["request"]["sampling_params"]["n"] == N
+    assert [[two_images.image(one).tobytes() for one in images] for images in body["image_data"]] == [
+        [two_images.image(url).tobytes() for url in urls]
+    ]
+    (group,) = output.samples
+    for sample, item in zip(group, row["response"], strict=True):
+        triples = item["meta_info"]["output_token_logprobs"]
+        assert sample.tokens[-sample.response_length :] == item["output_ids"]
+        assert sample.rollout_log_probs == [triple[0] for triple in triples]
+        assert (sample.response, sample.weight_versions) == (item["text"], [item["meta_info"]["weight_version"]])
+    assert len({id(sample.tokens) for sample in group}) == N
+    assert output.metrics["rollout_patch/native_groups"] == 1
+    assert "rollout_patch/fallback/refused_native" not in output.metrics
+
+
+def test_the_processor_runs_as_often_as_in_stock(
+    arguments: Any, rollout: Any, miles: Any, path: str, data_source: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image_module = pytest.importorskip("PIL.Image")
+    processed: list[str] = []
+
+    def processor(text: str, **media: Any) -> dict[str, Any]:
+        processed.append(text)
+        return {"input_ids": [[ord(letter) for letter in text] + [7] * 5], "pixel_values": len(text)}
+
+    common = importlib.import_module("miles.rollout.inference_rollout.inference_rollout_common")
+    monkeypatch.setattr(common if path == "class" else miles, "load_processor", lambda *_, **__: processor)
+    made = []
+    for patched in (False, True):
+        source = data_source(miles.Sample, PROMPTS, N, lambda prompt: [image_module.new("RGB", (4, 4))])
+        output, _ = rollout(arguments(), patched, source)
+        made.append(
+            [(row["tokens"][: -row["response_length"]], row["multimodal_train_inputs"]) for row in rows(output)]
+        )
+        assert sorted(processed) == sorted(PROMPTS * N)
+        processed.clear()
+    assert made[0] == made[1]
 
 
 def test_a_dynamic_filter_drops_groups_as_in_stock(miles: Any, arguments: Any, rollout: Any, data_source: Any) -> None:

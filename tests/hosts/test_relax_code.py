@@ -411,6 +411,25 @@ def test_a_group_aborted_half_in_the_queue_keeps_what_came_and_goes_on(
         assert 0 < sample.response_length == len(sample.rollout_log_probs) <= 8
 
 
+def test_tokens_of_an_earlier_rollout_are_masked_where_asked(
+    relax: Any, arguments: Any, rollout: Any, server: Any, data_source: Any
+) -> None:
+    masked = {"partial_rollout": True, "mask_offpolicy_in_partial_rollout": True}
+    kept: list[Any] = []
+    source = data_source(relax.Sample, PROMPTS, N)
+    source.add_samples = kept.extend
+    server.holds = lambda body: len(body["input_ids"][0]) > 5
+    rollout(generate_rollout, arguments(**masked, rollout_batch_size=1, over_sampling_batch_size=3), source)
+
+    server.holds = lambda body: False
+    source = data_source(relax.Sample, [], N)
+    source.given_back = kept
+    args = arguments(**masked, rollout_batch_size=2, over_sampling_batch_size=2)
+    resumed, _, _ = rollout(generate_rollout, args, source)
+    for sample in (sample for group in resumed.samples for sample in group):
+        assert sample.loss_mask == [0] + [1] * (sample.response_length - 1)
+
+
 def test_an_abort_before_anything_was_sent_leaves_the_group_as_it_was(
     relax: Any, arguments: Any, rollout: Any, server: Any, data_source: Any
 ) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import two_images
 from host_rollouts import PROMPTS, N, rows_without, settle
 
 from rollout_patch import UnsupportedHost, probe
@@ -264,6 +265,33 @@ def test_two_images_are_nested_and_encoded_once_a_group(
     assert patched.metrics["rollout_patch/native_groups"] == len(PROMPTS)
 
 
+def test_two_images_are_asked_and_answered_as_the_real_engine_was_seen_to(
+    slime: Any, arguments: Any, rollout: Any, server: Any, data_source: Any
+) -> None:
+    pytest.importorskip("PIL.Image")
+    row = two_images.exchange("two-images-native-nested")
+    (urls,) = row["request"]["image_data"]
+    server.refuse = two_images.answer
+    source = data_source(
+        slime.Sample, [row["request"]["text"]], N, lambda prompt: [two_images.image(url) for url in urls]
+    )
+    output, (body,) = rollout(generate_rollout, arguments(rollout_batch_size=1, over_sampling_batch_size=1), source)
+    assert body["text"] == row["request"]["text"]
+    assert body["sampling_params"]["n"] == row["request"]["sampling_params"]["n"] == N
+    assert [[two_images.image(one).tobytes() for one in images] for images in body["image_data"]] == [
+        [two_images.image(url).tobytes() for url in urls]
+    ]
+    (group,) = output.samples
+    for sample, item in zip(group, row["response"], strict=True):
+        triples = item["meta_info"]["output_token_logprobs"]
+        assert sample.tokens[-sample.response_length :] == item["output_ids"]
+        assert sample.rollout_log_probs == [triple[0] for triple in triples]
+        assert (sample.response, sample.weight_versions) == (item["text"], [item["meta_info"]["weight_version"]])
+    assert len({id(sample.tokens) for sample in group}) == N
+    assert output.metrics["rollout_patch/native_groups"] == 1
+    assert "rollout_patch/fallback/refused_native" not in output.metrics
+
+
 def test_partial_outputs_of_an_abort_come_back_and_are_resumed(
     slime: Any, arguments: Any, rollout: Any, server: Any, data_source: Any
 ) -> None:
@@ -288,6 +316,19 @@ def test_partial_outputs_of_an_abort_come_back_and_are_resumed(
             assert sample.status != slime.Sample.Status.ABORTED
             assert len(sample.tokens) == len(sample.prompt) + sample.response_length
             assert sample.response_length == len(sample.rollout_log_probs) == len(sample.loss_mask)
+
+
+def test_tokens_of_an_earlier_rollout_are_masked_where_asked(
+    slime: Any, arguments: Any, rollout: Any, server: Any, data_source: Any
+) -> None:
+    masked = {"partial_rollout": True, "mask_offpolicy_in_partial_rollout": True}
+    source = data_source(slime.Sample, PROMPTS, N)
+    server.holds = lambda body: len(body["input_ids"]) > 5
+    rollout(generate_rollout, arguments(**masked, rollout_batch_size=1, over_sampling_batch_size=3), source)
+    server.holds = lambda body: False
+    resumed, _ = rollout(generate_rollout, arguments(**masked, rollout_batch_size=2), source)
+    for sample in (sample for group in resumed.samples for sample in group):
+        assert sample.loss_mask == [0] + [1] * (sample.response_length - 1)
 
 
 def test_a_group_aborted_half_in_the_queue_keeps_what_came_and_goes_on(
