@@ -18,6 +18,7 @@ from typing import Any
 import hypothesis  # noqa: F401 (its plugin would import it in the summary, while a host's threads still parse)
 import pytest
 from aiohttp import ClientSession, web
+from host_rollouts import as_queued
 
 REWARD_MODULE = "host_test_reward"
 
@@ -140,16 +141,6 @@ class SeededServer:
             "output_token_logprobs": [[-rng.random(), token, None] for token in ids],
         }
         return {"text": bytes(ids).decode(), "output_ids": ids, "meta_info": meta}
-
-
-def as_queued(item: dict[str, Any]) -> None:
-    """Makes an aborted item one that the engine aborted in its queue, as SGLang answers it: without these fields."""
-    item.update(text="", output_ids=[])
-    meta = item["meta_info"]
-    meta["finish_reason"]["message"] = "Abort in waiting queue"
-    meta.update(completion_tokens=0, output_token_logprobs=[])
-    for name in ("prompt_tokens", "cached_tokens"):
-        del meta[name]
 
 
 @pytest.fixture

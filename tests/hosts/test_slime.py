@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import two_images
-from host_rollouts import PROMPTS, N, rows_without, settle
+from host_rollouts import PROMPTS, N, as_queued, rows_without, settle
 
 from rollout_patch import UnsupportedHost, probe
 from rollout_patch.hosts import calls
@@ -221,6 +221,38 @@ def test_an_engine_that_refuses_n_is_asked_per_sample(arguments: Any, rollout: A
     assert output.metrics["rollout_patch/fallback/refused_native"] == len(PROMPTS)
     assert output.metrics["rollout_patch/fallback/refused_batched"] == len(PROMPTS)
     assert all(sample.response for group in output.samples for sample in group)
+
+
+def test_a_router_that_drops_n_costs_the_groups_of_one_rollout_a_request_each(
+    arguments: Any, rollout: Any, server: Any
+) -> None:
+    def dropped(body: dict[str, Any]) -> tuple[int, Any] | None:
+        return (200, server._answer(body, False)) if body["sampling_params"].pop("n", None) else None
+
+    server.refuse = dropped
+    output, requests = rollout(generate_rollout, arguments())
+    assert len(requests) == 2 * len(PROMPTS)
+    assert output.metrics["rollout_patch/fallback/refused_native"] == len(PROMPTS)
+    assert output.metrics["rollout_patch/batched_groups"] == len(PROMPTS)
+    tokens = [tuple(sample.tokens) for group in output.samples for sample in group]
+    assert len(set(tokens)) == len(tokens)
+
+
+def test_a_group_that_the_engine_aborts_by_itself_is_what_stock_makes(
+    slime: Any, arguments: Any, rollout: Any, server: Any
+) -> None:
+    def queued(body: dict[str, Any]) -> tuple[int, Any]:
+        answer = server._answer(body, True)
+        for item in answer if isinstance(answer, list) else [answer]:
+            as_queued(item)
+        return 200, answer
+
+    server.refuse = queued
+    stock, _ = rollout(slime.generate_rollout, arguments())
+    patched, requests = rollout(generate_rollout, arguments())
+    assert len(requests) == len(PROMPTS)
+    assert rows(patched) == rows(stock)
+    assert {sample["status"] for sample in rows(patched)} == {"aborted"}
 
 
 def _is_many(body: dict[str, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""What the tests of slime and Miles share: the prompts, a clean end, and samples as comparable rows."""
+"""What the tests of hosts share: the prompts, a clean end, samples as comparable rows, and what a queue aborted."""
 
 from __future__ import annotations
 
@@ -26,3 +26,13 @@ def rows_without(names: Collection[str], output: Any) -> list[dict[str, Any]]:
         for group in output.samples
         for sample in group
     ]
+
+
+def as_queued(item: dict[str, Any]) -> None:
+    """Makes an aborted item one that the engine aborted in its queue, as SGLang answers it: without these fields."""
+    item.update(text="", output_ids=[])
+    meta = item["meta_info"]
+    meta["finish_reason"]["message"] = "Abort in waiting queue"
+    meta.update(completion_tokens=0, output_token_logprobs=[])
+    for name in ("prompt_tokens", "cached_tokens"):
+        del meta[name]
