@@ -136,8 +136,12 @@ def _check_margins(runs: Sequence[RecordedRun], margins: Mapping[str, float | No
 
 
 def _margin_findings(runs: Sequence[RunCurves], margins: Mapping[str, float | None]) -> list[Finding]:
-    """Warnings of stated margins that no difference of these runs could reach."""
+    """Warnings of margins that nobody stated, and of stated ones that no difference of these runs could reach."""
     found = []
+    unstated = [f"{metric} ±{margin:g}" for metric, margin in DEFAULT_MARGINS.items() if margins.get(metric) == margin]
+    if unstated:
+        message = f"margins by default, made for short answers and rewards from 0 to 1: {', '.join(unstated)}"
+        found.append(_warning("margin_defaults", Status.FAIL, f"{message}; state yours with --margin"))
     for metric, margin in margins.items():
         values = [curve.values[np.isfinite(curve.values)] for run in runs if (curve := run.get(metric))]
         every = np.concatenate([*values, np.empty(0)])

@@ -243,6 +243,15 @@ def test_a_margin_that_nothing_could_exceed_is_questioned(margin: float) -> None
     assert all("in the metric's unit" in finding.message for finding in questioned)
 
 
+def test_margins_that_nobody_stated_are_named() -> None:
+    stated = {"rollout/raw_reward": 0.03, "rollout/response_len/mean": 10.0}
+    report = compare(arm("b", 3, 0), arm("e", 3, 100), question=Question(margins_of(stated, history=False)))
+    (named,) = of_check(report, "margin_defaults")
+    assert "rollout/truncated_ratio" in named.message and not any(metric in named.message for metric in stated)
+    history = Question(margins_of(stated, history=True))
+    assert not of_check(compare(arm("b", 3, 0), arm("e", 3, 100), arm("h", 4, 50), history), "margin_defaults")
+
+
 def test_a_margin_of_a_metric_that_no_run_has_is_refused_with_the_name_that_was_meant() -> None:
     misspelt = Question(margins_of({**MARGINS, "rollout/raw_rewrad": 0.03}, history=False))
     with pytest.raises(UsageError, match="nearest names are rollout/raw_reward"):
