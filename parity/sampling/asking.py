@@ -160,9 +160,7 @@ class Asker:
             raise
         except PatchError as error:
             raise EngineError(f"group {group_index}, {arm}: {error}") from error
-        for sample, output in zip(samples, report.outputs, strict=True):
-            if report.aborted:  # the patch leaves such samples as they were, for a host to ask again
-                _Adapter().apply(sample, output)
+        for sample in samples:
             sample.arm, sample.engine_id = report.arm_used, self.client.engine_id
         return report
 

@@ -244,9 +244,7 @@ async def _all_or_none(tasks: list[asyncio.Future[GroupReport]]) -> list[GroupRe
 
 
 def _finish(group: list[Sample], report: GroupReport, engine_id: str) -> None:
-    for sample, output in zip(group, report.outputs, strict=True):
-        if report.aborted:  # left as it was by the patch, for a host to ask again; a rollout here is never asked twice
-            SampleAdapter().apply(sample, output)
+    for sample in group:
         sample.arm, sample.engine_id = report.arm_used, engine_id
 
 
