@@ -84,6 +84,13 @@ def _build_sample(
     )
 
 
+@pytest.fixture(autouse=True)
+def outside_of_github(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands under test do not write to the summary of the job that runs the tests."""
+    for name in ("GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY"):
+        monkeypatch.delenv(name, raising=False)
+
+
 @pytest.fixture
 def valid_samples() -> Callable[..., list[Sample]]:
     return build_samples
