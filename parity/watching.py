@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -33,6 +34,8 @@ from parity.trajectory import (
 
 POLL_SECONDS = 1.0
 _ENDED = ("completed", "failed")
+ANSWERED = "groups_answered"
+"""The check that a group fails while its samples are not scored."""
 _SAMPLES, _EXCHANGES = "rollout.samples.jsonl", "rollout.exchanges.jsonl"
 
 
@@ -58,7 +61,8 @@ class Watch:
         trajectories: The evidence by policy.
         undrawn: Groups whose arm was not drawn.
         steps: Steps seen.
-        last: The last step seen, as words.
+        step: The last step seen.
+        last: The same with its run, as words.
         failing: Contract findings that fail, first ones first.
     """
 
@@ -69,6 +73,7 @@ class Watch:
     trajectories: Mapping[str, Trajectory] = field(default_factory=dict)
     undrawn: int = 0
     steps: int = 0
+    step: int | None = None
     last: str = ""
     failing: tuple[Finding, ...] = ()
 
@@ -101,6 +106,7 @@ class Watch:
             trajectories=trajectories,
             undrawn=undrawn,
             steps=self.steps + 1,
+            step=step.step,
             last=f"{step.run} step {step.step}",
             failing=failing,
         )
@@ -223,7 +229,7 @@ class RecordingFollower:
         lines, self._offsets[path] = read_appended(path, self._offsets.get(path, 0))
         for place, row in lines:
             step = row.get("rollout_id")
-            if not isinstance(step, int):
+            if not isinstance(step, int) or isinstance(step, bool):
                 raise InputError(f"{place}: field 'rollout_id' is {step!r}, not a number: steps cannot be told apart")
             if step in self._whole:
                 raise InputError(
@@ -313,13 +319,22 @@ def judge_recording(directory: Path, seen: Watch) -> WatchResult:
         InputError: A file cannot be read.
     """
     checked = check_sources([str(directory)])
-    found = [*checked.findings, *_unread(checked)]
+    found = [*map(partial(_of_last, seen.step), checked.findings), *_unread(checked)]
     for trajectory in seen.trajectories.values():
         found += trajectory_findings(trajectory)
     if not seen.trajectories:
         message = f"no group's arm was drawn between two arms in {seen.steps} steps: assign them by probe or switchback"
         found.append(Finding("trajectory_evidence", Level.SAMPLING, Status.NOT_COMPARED, message))
     return WatchResult(tuple(found), checked.counts, judge(found))
+
+
+def _of_last(last: int | None, finding: Finding) -> Finding:
+    """The last rollout may still be going on: its answers are recorded as they come, its samples once scored."""
+    step = finding.where.rollout_id
+    if not finding.fails or finding.check != ANSWERED or step is None or last is None or step < last:
+        return finding
+    message = f"{finding.message}; the last rollout recorded may still be going on: look again"
+    return replace(finding, status=Status.INCONCLUSIVE, message=message)
 
 
 def _unread(checked: CheckResult) -> list[Finding]:

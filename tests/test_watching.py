@@ -11,13 +11,13 @@ from typing import Any
 import orjson
 import pytest
 
-from parity.cli import main
-from parity.errors import InputError
+from parity.cli import cli, main
+from parity.errors import InputError, UsageError
 from parity.exchanges import Exchange
 from parity.findings import Finding, Status, Verdict
 from parity.samples import Rollout, Sample
 from parity.trajectory import GroupBounds, Trajectory, drawn_groups, trajectory_findings
-from parity.watching import RecordingFollower, Watch, WatchedStep, follow, watch
+from parity.watching import RecordingFollower, Watch, WatchedStep, follow, judge_recording, watch
 
 ARMS = ("per-sample", "native")
 GROUPS, SIZE = 16, 4
@@ -326,6 +326,46 @@ def test_the_command_judges_a_recording(
     assert end.value.code == code
     assert result["verdict"] == {3: "INCONCLUSIVE", 1: "DIFFERENT"}[code]
     assert not [one for one in result["findings"] if one["level"] == "contract" and one["status"] == "fail"]
+
+
+def without_scores(directory: Path, step: int) -> None:
+    """The answers of a rollout's group 1 are there, and its samples are not."""
+    for path in directory.rglob("rollout.samples.jsonl"):
+        rows = [orjson.loads(line) for line in path.read_bytes().splitlines()]
+        kept = [row for row in rows if (row["rollout_id"], row["group_index"]) != (step, 1)]
+        path.write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in kept))
+
+
+def break_off(directory: Path, step: int) -> None:
+    with (directory / "rollout.samples.jsonl").open("ab") as file:
+        file.write(b'{"rollout_id": %d, "group_in' % step)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "step", "verdict"),
+    [
+        (without_scores, 2, Verdict.INCONCLUSIVE),  # rollout 2 is the last one, and goes on
+        (without_scores, 1, Verdict.DIFFERENT),
+        (break_off, 3, Verdict.INCONCLUSIVE),
+    ],
+)
+def test_a_recording_that_is_being_written_is_not_called_different_for_it(
+    tmp_path: Path, drawn: Drawn, record: Recorded, spoil: Callable[[Path, int], None], step: int, verdict: Verdict
+) -> None:
+    for number in range(3):
+        record(tmp_path, number, drawn(number))
+    spoil(tmp_path, step)
+    *_, seen = watch(RecordingFollower(tmp_path), Watch(BOUNDS), once=True)
+    assert judge_recording(tmp_path, seen).judgement.verdict is verdict
+
+
+@pytest.mark.parametrize("bounds", [("1", "0"), ("1", "1"), ("nan", "1"), ("0", "inf")])
+def test_a_range_of_rewards_that_is_none_is_refused(
+    tmp_path: Path, drawn: Drawn, record: Recorded, bounds: tuple[str, str]
+) -> None:
+    record(tmp_path, 0, drawn(0))
+    with pytest.raises(UsageError, match="--reward-range"):
+        cli.main(["watch", str(tmp_path), "--once", "--reward-range", *bounds], standalone_mode=False)
 
 
 def test_a_directory_that_is_neither_is_refused_with_what_to_give(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -65,6 +66,8 @@ def watch(
     from parity.reports.watch import line, print_result, screen
     from parity.trajectory import TRAJECTORY_MARGINS, GroupBounds
 
+    if not -math.inf < reward_range[0] < reward_range[1] < math.inf:
+        raise UsageError(f"--reward-range {reward_range[0]:g} {reward_range[1]:g}: the lowest, then the highest reward")
     follower = watching.follow(directory)
     ours = isinstance(follower, watching.ExperimentFollower)
     if ours and margins:

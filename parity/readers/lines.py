@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing
-from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -104,7 +103,18 @@ def _with_nan(line: bytes, place: str) -> Any:
         raise InputError(f"{place}: nested too deeply") from error
 
 
-def in_batches(rows: Iterator[Any], size: int) -> Iterator[list[Any]]:
-    """The rows, `size` at a time."""
-    while batch := list(islice(rows, size)):
+def in_batches(rows: Iterable[Any], size: int) -> Iterator[list[Any]]:
+    """The rows, `size` at a time; what came before an error comes before it here too."""
+    batch: list[Any] = []
+    try:
+        for row in rows:
+            batch.append(row)
+            if len(batch) == size:
+                yield batch
+                batch = []
+    except InputError:
+        if batch:
+            yield batch
+        raise
+    if batch:
         yield batch
