@@ -48,9 +48,10 @@ class Facts:
     """One entry a sample, (rows,). Integers are `NULL` and floats NaN where the sample has no value, objects `None`.
 
     Lengths are of the lists; `bad_*` count entries: `bad_ids` null, negative or beyond the vocabulary, `bad_logprobs`
-    null, not finite, positive or a padding value, `bad_mask` neither 0 nor 1. `stops` counts stop tokens in the output.
-    `logprob_sum` and `prefix_logprob_sum` are over the output and its first `PREFIX` tokens. `reward_again` is
-    `rules.reward` of the sample.
+    null, not finite, positive or a padding value, `bad_mask` neither 0 nor 1. `turns` counts what was sampled in one
+    go, `longest_turn` the tokens of the longest; `last_sampled` is the last token of the last, and `stops` counts the
+    stop tokens after which a turn went on. `logprob_sum` and `prefix_logprob_sum` are over the output and its first
+    `PREFIX` tokens. `reward_again` is `rules.reward` of the sample. `removed`: its host keeps it out of training.
     """
 
     rollout_id: Ints
@@ -63,6 +64,9 @@ class Facts:
     output_hash: Ints
     prefix_hash: Ints
     last_id: Ints
+    last_sampled: Ints
+    turns: Ints
+    longest_turn: Ints
     bad_ids: Ints
     stops: Ints
     logprobs_length: Ints
@@ -92,6 +96,7 @@ class Facts:
     weight_versions: Objects
     media: Objects
     encoded_media: Bools
+    removed: Bools
     arm: Objects
 
     def __len__(self) -> int:
@@ -221,11 +226,51 @@ def _lengths(ragged: Ragged) -> Ints:
     return np.where(ragged.valid, ragged.lengths, NULL)
 
 
-def _last(ragged: Ragged, null: int = NULL) -> Ints:
-    last = np.full(len(ragged.valid), null, dtype=np.int64)
-    filled = ragged.lengths > 0
-    last[filled] = ragged.values[ragged.offsets[1:][filled] - 1]
-    return last
+@dataclass(frozen=True, slots=True)
+class _Turns:
+    """How the masks of responses part them into turns, between which others' tokens stand, such as a tool's.
+
+    `count` and `longest` (in tokens) are by response, `last` is the place of its last sampled token among all (-1 where
+    it has no token). Without a mask, or with one that is no mask of this response, all of it is one turn.
+    """
+
+    count: Ints
+    longest: Ints
+    last: Ints
+    sampled: Bools | None
+
+
+def _turns_of(outputs: Ragged, mask: Ragged) -> _Turns:
+    lengths = outputs.lengths
+    whole = _Turns((lengths > 0).astype(np.int64), lengths, _ends(outputs), None)
+    kept = _sums(mask, mask.values)
+    parted = (mask.lengths == lengths) & (kept > 0) & (kept < lengths)
+    if not parted.any():
+        return whole
+    sampled = np.ones(len(outputs.values), dtype=np.bool_)
+    for row in np.flatnonzero(parted).tolist():
+        sampled[outputs.offsets[row] : outputs.offsets[row + 1]] = mask[row] != 0
+    edges = np.zeros(len(sampled) + 1, dtype=np.bool_)
+    edges[outputs.offsets] = True
+    begins = np.flatnonzero(sampled & (edges[:-1] | ~np.append(False, sampled[:-1])))
+    ends = np.flatnonzero(sampled & (edges[1:] | ~np.append(sampled[1:], False)))
+    row_of = np.searchsorted(outputs.offsets, begins, side="right") - 1
+    longest, last = np.zeros(len(lengths), dtype=np.int64), np.full(len(lengths), -1, dtype=np.int64)
+    np.maximum.at(longest, row_of, ends - begins + 1)
+    last[row_of] = ends
+    return _Turns(np.bincount(row_of, minlength=len(lengths)), longest, last, sampled)
+
+
+def _ends(ragged: Ragged) -> Ints:
+    """The place of each row's last entry among all entries, -1 where it has none, (rows,)."""
+    return np.where(ragged.lengths > 0, ragged.offsets[1:] - 1, -1)
+
+
+def _at(ragged: Ragged, places: Ints) -> Ints:
+    """The entry of each row at a place among all entries, `NULL` at -1, (rows,)."""
+    entries = np.full(len(ragged.valid), NULL, dtype=np.int64)
+    entries[places >= 0] = ragged.values[places[places >= 0]]
+    return entries
 
 
 def _hashes(ragged: Ragged) -> Ints:
@@ -259,11 +304,24 @@ def _bad_ids(ragged: Ragged, vocab_size: int | None) -> Ints:
     return _count(ragged, bad if vocab_size is None else bad | (values >= vocab_size))
 
 
-def _stop_counts(ragged: Ragged, stop_token_ids: frozenset[int]) -> Ints:
+def _stop_counts(ragged: Ragged, turns: _Turns, stop_token_ids: frozenset[int]) -> Ints:
+    """Stop tokens of each row after which the same turn goes on, (rows,)."""
+    goes_on = np.ones(len(ragged.values), dtype=np.bool_)
+    if turns.sampled is not None:
+        goes_on[:-1] = turns.sampled[1:]
+    goes_on[ragged.offsets[1:][ragged.lengths > 0] - 1] = False
     counts = np.zeros(len(ragged.valid), dtype=np.int64)
     for token in sorted(stop_token_ids):
-        counts += _count(ragged, ragged.values == token)
+        counts += _count(ragged, (ragged.values == token) & goes_on)
     return counts
+
+
+def _removed(rollout: Rollout) -> Bools:
+    """Samples with `remove_sample`, by which slime and Miles mask a whole response."""
+    if not rollout.has("extra"):
+        return np.zeros(len(rollout), dtype=np.bool_)
+    found = pc.match_substring_regex(rollout.table.column("extra"), '"remove_sample": ?true').fill_null(False)
+    return np.asarray(found.to_numpy(zero_copy_only=False), dtype=np.bool_)
 
 
 def _bad_logprobs(ragged: Ragged) -> tuple[Ints, Floats]:
@@ -352,6 +410,7 @@ def facts_of(rollout: Rollout, rules: Rules) -> Facts:
     output_prefix, logprob_prefix = _prefix(outputs), _prefix(logprobs)
     bad_logprobs, worst_logprob = _bad_logprobs(logprobs)
     bad_mask = (mask.values != 0) & (mask.values != 1)
+    turns, ends = _turns_of(outputs, mask), _ends(outputs)
     numbers: Mapping[str, tuple[Floats, Bools]] = {
         name: rollout.numbers(name) for name in ("reward", "advantage", "temperature", "top_p")
     }
@@ -365,13 +424,16 @@ def facts_of(rollout: Rollout, rules: Rules) -> Facts:
         output_length=_lengths(outputs),
         output_hash=_hashes(outputs),
         prefix_hash=_hashes(output_prefix),
-        last_id=_last(outputs),
+        last_id=_at(outputs, ends),
+        last_sampled=_at(outputs, turns.last),
+        turns=turns.count,
+        longest_turn=turns.longest,
         bad_ids=_bad_ids(outputs, rules.vocab_size) + _bad_ids(prompts, rules.vocab_size),
-        stops=_stop_counts(outputs, rules.stop_token_ids),
+        stops=_stop_counts(outputs, turns, rules.stop_token_ids),
         logprobs_length=_lengths(logprobs),
         bad_logprobs=bad_logprobs,
         worst_logprob=worst_logprob,
-        zero_tail=_zero_tails(logprobs),
+        zero_tail=np.where(turns.last == ends, _zero_tails(logprobs), 0),
         logprob_sum=_sums(logprobs, logprobs.values, np.float64),
         prefix_logprob_sum=_sums(logprob_prefix, logprob_prefix.values, np.float64),
         mask_length=_lengths(mask),
@@ -395,5 +457,6 @@ def facts_of(rollout: Rollout, rules: Rules) -> Facts:
         weight_versions=_joined(rollout, "weight_versions"),
         media=_joined(rollout, "media_sha256"),
         encoded_media=_encoded_media(rollout),
+        removed=_removed(rollout),
         arm=_strings(rollout, "arm"),
     )

@@ -13,7 +13,7 @@ from parity.samples import FINISH_REASONS, STATUS_OF_FINISH_REASON, STATUSES
 
 
 def finish_reason(facts: Facts, groups: Groups, rules: Rules) -> Outcome:
-    """Every finished response says stop, length or abort."""
+    """Every finished response says stop, length or abort; one that failed need not say."""
     given = known_objects(facts.finish_reason)
 
     def case(row: int) -> tuple[Any, Any, str]:
@@ -28,6 +28,7 @@ def finish_reason(facts: Facts, groups: Groups, rules: Rules) -> Outcome:
         field="finish_reason",
         case=case,
         missing="no finish reason recorded",
+        concerns=given | (facts.status != "failed"),
     )
 
 
@@ -42,9 +43,10 @@ def _caps(facts: Facts, rules: Rules) -> Ints:
 
 
 def finish_length(facts: Facts, groups: Groups, rules: Rules) -> Outcome:
-    """No response is longer than its cap, and `length` means that it reached it."""
-    caps, length = _caps(facts, rules), facts.output_length
-    says_length = facts.finish_reason == "length"
+    """No response is longer than its cap, and `length` means that it reached it; of several turns each has the cap."""
+    caps, one_turn = _caps(facts, rules), facts.turns <= 1
+    length = np.where(one_turn, facts.output_length, facts.longest_turn)
+    says_length = (facts.finish_reason == "length") & one_turn
 
     def case(row: int) -> tuple[Any, Any, str]:
         found, cap = int(length[row]), int(caps[row])
@@ -63,11 +65,11 @@ def finish_length(facts: Facts, groups: Groups, rules: Rules) -> Outcome:
 
 
 def finish_stop(facts: Facts, groups: Groups, rules: Rules) -> Outcome:
-    """`stop` means that the last token is a stop token, and nothing stands after one."""
-    stops_last = np.isin(facts.last_id, sorted(rules.stop_token_ids))
+    """`stop` means that the last token, or the last sampled one, is a stop token, and no turn goes on after one."""
+    stops_last = np.isin([facts.last_id, facts.last_sampled], sorted(rules.stop_token_ids)).any(axis=0)
     says_stop = facts.finish_reason == "stop"
     unfinished = says_stop & ~stops_last & (not rules.stop_strings)
-    runs_on = facts.stops > stops_last
+    runs_on = facts.stops > 0
 
     def case(row: int) -> tuple[Any, Any, str]:
         if runs_on[row]:

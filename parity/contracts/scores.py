@@ -22,8 +22,12 @@ ROUNDING = 4 * float(np.finfo(np.float32).eps)
 
 
 def reward_missing(facts: Facts, groups: Groups, rules: Rules) -> Outcome:
-    """Every finished sample of a scored rollout has a finite reward, and an aborted one has none."""
-    aborted = unfinished(facts)
+    """Every finished sample of a scored rollout has a finite reward, and an aborted one has none.
+
+    A host may score what failed, or not.
+    """
+    failed = facts.status == "failed"
+    aborted = unfinished(facts) & ~failed
     scored = bool(facts.has_reward.any())
     finite = facts.has_reward & np.isfinite(facts.reward)
 
@@ -33,7 +37,7 @@ def reward_missing(facts: Facts, groups: Groups, rules: Rules) -> Outcome:
             return None, found, f"an aborted or unfinished sample carries reward {found}"
         return "a finite reward", found, f"a finished sample has reward {found}"
 
-    fails = np.where(aborted, facts.has_reward, ~finite)
+    fails = np.where(aborted, facts.has_reward, ~finite & (facts.has_reward | ~failed))
     return over_rows(
         facts, known=np.full(len(facts), scored), fails=fails, field="reward", case=case, missing="no reward recorded"
     )

@@ -125,9 +125,14 @@ def logprob_low(facts: Facts, groups: Groups, rules: Rules) -> Outcome:
 
 
 def loss_mask_values(facts: Facts, groups: Groups, rules: Rules) -> Outcome:
-    """A mask holds 0 and 1, and trains something where a response has tokens and was not aborted."""
+    """A mask holds 0 and 1, and trains something where a response has tokens, was not aborted and not removed.
+
+    Where neither status nor finish reason is kept, as in a train dump, that holds of a rollout as a whole.
+    """
     aborted = one_of(facts.status, ("aborted", "failed", "pending")) | (facts.finish_reason == "abort")
-    untrained = (facts.mask_sum == 0) & (facts.mask_length > 0) & ~aborted
+    says_nothing = ~(known_objects(facts.status) | known_objects(facts.finish_reason))
+    let_be = aborted | facts.removed | (says_nothing & _some(facts, facts.mask_sum > 0))
+    untrained = (facts.mask_sum == 0) & (facts.mask_length > 0) & ~let_be
 
     def case(row: int) -> tuple[Any, Any, str]:
         if facts.bad_mask[row]:

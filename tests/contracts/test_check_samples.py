@@ -433,3 +433,82 @@ def test_every_check_has_a_name_of_its_own_and_a_sentence() -> None:
     names = [check.name for check in CHECKS]
     assert len(set(names)) == len(names)
     assert all(len(check.rule.split()) > 3 for check in CHECKS)
+
+
+def in_turns(sample: Sample, *turns: list[int], closed: bool = False) -> None:
+    """Makes a response of turns, an answer of three masked tokens after each but the last (after it too if closed)."""
+    answer = [50, 2, 51]
+    ids, mask = list[int](), list[int]()
+    for number, turn in enumerate(turns):
+        ids, mask = [*ids, *turn], [*mask, *[1] * len(turn)]
+        if closed or number + 1 < len(turns):
+            ids, mask = [*ids, *answer], [*mask, 0, 0, 0]
+    sample.output_ids, sample.loss_mask, sample.response_length = ids, mask, len(ids)
+    sample.logprobs = [-2.0 * kept for kept in mask]
+
+
+TURN = [*range(20, 55), 2]
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_turns_end_on_stop_tokens_and_have_a_cap_each(closed: bool, valid_samples: Build, rules: Rules) -> None:
+    scored = replace(rules, reward=None)
+    for where in range(16):
+        samples = valid_samples(seed=3)
+        samples[where].finish_reason, samples[where].status = "stop", "completed"
+        in_turns(samples[where], TURN, [30, 2], closed=closed)
+        assert failing(checked(samples, scored)) == {}
+        in_turns(samples[where], [*TURN[:-2], 2, 9], [30, 2], closed=closed)
+        assert set(failing(checked(samples, scored))) == {"finish_stop"}
+        in_turns(samples[where], TURN, [30, 31], closed=closed)
+        assert set(failing(checked(samples, scored))) == {"finish_stop"}
+        in_turns(samples[where], [*range(20, 60), 2], [30, 2], closed=closed)
+        assert set(failing(checked(samples, scored))) == {"finish_length"}
+
+
+def test_only_a_turns_own_mask_excuses_what_stands_after_a_stop_token(valid_samples: Build, rules: Rules) -> None:
+    """Tokens of earlier weights, masked at the front in partial rollout, are part of the one turn."""
+    samples = valid_samples(seed=3)
+    victim = next(sample for sample in samples if sample.index and sample.finish_reason == "stop")
+    in_turns(victim, [*range(20, 62), 2])
+    assert victim.loss_mask
+    victim.loss_mask[:10] = [0] * 10
+    assert set(failing(checked(samples, replace(rules, reward=None)))) == {"finish_length"}
+
+
+def test_what_a_host_removes_is_masked_whole(valid_samples: Build, rules: Rules) -> None:
+    samples = valid_samples(seed=3)
+    for sample in samples[4:8]:
+        sample.loss_mask = [0] * len(sample.output_ids or ())
+    assert set(failing(checked(samples, rules))) == {"loss_mask_values"}
+    for sample in samples[4:8]:
+        sample.extra = {"remove_sample": True}
+    assert failing(checked(samples, rules)) == {}
+    samples[7].extra = {"remove_sample": False}
+    assert set(failing(checked(samples, rules))) == {"loss_mask_values"}
+
+
+def test_a_rollout_without_statuses_trains_on_something(valid_samples: Build, rules: Rules) -> None:
+    samples = valid_samples(seed=3)
+    for number, sample in enumerate(samples):
+        sample.status = sample.finish_reason = None
+        sample.loss_mask = [int(number >= 4)] * len(sample.output_ids or ())
+    assert failing(checked(samples, rules)) == {}
+    for sample in samples:
+        sample.loss_mask = [0] * len(sample.output_ids or ())
+    assert set(failing(checked(samples, rules))) == {"loss_mask_values"}
+
+
+@pytest.mark.parametrize(("reward", "fails"), [(0.0, False), (None, False), (math.nan, True)])
+def test_what_failed_needs_no_finish_reason_and_may_be_scored(
+    reward: float | None, fails: bool, valid_samples: Build, rules: Rules
+) -> None:
+    samples = valid_samples(seed=3)
+    failed = next(sample for sample in samples if sample.index == 1)
+    failed.status, failed.finish_reason, failed.reward, failed.advantage = "failed", None, reward, None
+    for sample in samples:
+        sample.advantage = None
+    found = failing(checked(samples, replace(rules, reward=None)))
+    assert set(found) == ({"reward_missing"} if fails else set())
+    failed.status, failed.reward = "aborted", 0.0
+    assert {"reward_missing", "finish_reason"} <= set(failing(checked(samples, replace(rules, reward=None))))
