@@ -26,8 +26,9 @@ from parity.findings import Where
 from parity.samples import Rollout
 
 Key = tuple[int | None, int | None]
-Content = tuple[bytes, bytes | None]
-"""Digests of one output: of its ids, log-probs and finish reason, and of its text, if it has any."""
+Content = tuple[bytes, bytes, str | None, bytes | None]
+"""One output: digests of its ids and log-probs, with these as received and as 32 bits hold them, its finish reason, and
+a digest of its text, if it has any."""
 
 SAMPLING_PARAMS = ("temperature", "top_p", "top_k", "max_new_tokens")
 
@@ -78,23 +79,28 @@ def _received(output: Output) -> Content:
     """What a sample keeps of an output."""
     values = None if output.triples is None else list(map(itemgetter(0), output.triples))
     sound = values is not None and set(map(type, values)) <= {float, int, type(None)}
-    ids = output.ids or []
+    ids, finish = output.ids or [], output.finish.get("type")
     try:
-        content = _digest(
-            np.asarray(ids, np.int32), np.asarray(values, np.float64) if sound else None, output.finish.get("type")
-        )
+        logprobs = np.asarray(values, np.float64) if sound else None
+        tokens = np.asarray(ids, np.int32)
+        contents = _digest(tokens, logprobs), _digest(tokens, _in_32_bits(logprobs))
     except OverflowError:  # an id or value that no sample can hold
-        content = blake2b(repr((ids, values)).encode(), digest_size=16).digest()
-    return content, _text_digest(output.body.get("text"))
+        contents = (blake2b(repr((ids, values)).encode(), digest_size=16).digest(),) * 2
+    return *contents, None if finish is None else str(finish), _text_digest(output.body.get("text"))
 
 
-def _digest(ids: npt.NDArray[Any], logprobs: npt.NDArray[Any] | None, finish: Any) -> bytes:
+def _digest(ids: npt.NDArray[Any], logprobs: npt.NDArray[Any] | None) -> bytes:
     count = None if logprobs is None else len(logprobs)
-    digest = blake2b(f"{len(ids)} {count} {finish}".encode(), digest_size=16)
+    digest = blake2b(f"{len(ids)} {count}".encode(), digest_size=16)
     digest.update(np.ascontiguousarray(ids).data)
     if logprobs is not None:
         digest.update(np.ascontiguousarray(logprobs).data)
     return digest.digest()
+
+
+def _in_32_bits(logprobs: npt.NDArray[Any] | None) -> npt.NDArray[Any] | None:
+    with np.errstate(over="ignore"):
+        return None if logprobs is None else logprobs.astype(np.float32)
 
 
 def _text_digest(text: Any) -> bytes | None:
@@ -103,9 +109,14 @@ def _text_digest(text: Any) -> bytes | None:
 
 @dataclass(frozen=True, slots=True)
 class Receipts:
-    """What each sample says that it received: digests as of outputs, `None` where it has no ids or no text, (rows,)."""
+    """What each sample says that it received, as of outputs, `None` where it does not say, (rows,).
+
+    `rounded` is `None` too where log-probs need more than 32 bits.
+    """
 
     content: Objects
+    rounded: Objects
+    finish: Objects
     text: Objects
 
     @classmethod
@@ -117,16 +128,18 @@ class Receipts:
 def receipts_of(rollout: Rollout) -> Receipts:
     """Reads the receipts of a rollout."""
     ids, logprobs = integer_lists(rollout, "output_ids"), rollout.ragged("logprobs")
-    content = np.full(len(rollout), None, dtype=object)
+    content, rounded = np.full((2, len(rollout)), None, dtype=object)
     edges = zip(pairwise(ids.offsets.tolist()), pairwise(logprobs.offsets.tolist()), strict=True)
-    finish = rollout.table.column("finish_reason").to_pylist()
     for row, ((start, end), (first, last)) in enumerate(edges):
         if ids.valid[row]:
-            values = logprobs.values[first:last] if logprobs.valid[row] else None
-            content[row] = _digest(ids.values[start:end], values, finish[row])
+            tokens, values = ids.values[start:end], logprobs.values[first:last] if logprobs.valid[row] else None
+            short = _in_32_bits(values)
+            content[row] = _digest(tokens, values)
+            if values is None or np.array_equal(values, short, equal_nan=True):
+                rounded[row] = _digest(tokens, short)
     text = np.full(len(rollout), None, dtype=object)
     text[:] = [_text_digest(value) for value in rollout.table.column("text").to_pylist()]
-    return Receipts(content, text)
+    return Receipts(content, rounded, rollout.strings("finish_reason"), text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,11 +163,17 @@ def match(facts: Facts, groups: Groups, receipts: Receipts, accounts: Accounts) 
     for group in range(len(groups)):
         rows = groups.rows(group).tolist()
         account = accounts.get(_key(facts, rows[0]))
-        contents = [receipts.content[row] for row in rows]
-        if account is None or None in contents:
+        if account is None or None in receipts.content[rows]:
             continue
         known[group] = True
-        received = [content for content, _ in account.outputs]
+        # train dumps hold log-probs in 32 bits and no finish reason
+        exact, named = None in receipts.rounded[rows], None not in receipts.finish[rows]
+        held = (receipts.content if exact else receipts.rounded)[rows]
+        contents = [(content, receipts.finish[row] if named else None) for content, row in zip(held, rows, strict=True)]
+        received = [
+            (content if exact else rounded, finish if named else None)
+            for content, rounded, finish, _ in account.outputs
+        ]
         left = Counter(received)
         strange = []
         for row, content in zip(rows, contents, strict=True):
@@ -274,8 +293,9 @@ def texts_received(facts: Facts, groups: Groups, receipts: Receipts, accounts: A
     known, fails = known_objects(receipts.text), np.zeros(len(facts), dtype=np.bool_)
     for group in np.flatnonzero(matching.known).tolist():
         texts: dict[bytes, set[bytes | None]] = {}
-        for content, text in accounts[_key(facts, int(groups.first[group]))].outputs:
+        for content, rounded, _, text in accounts[_key(facts, int(groups.first[group]))].outputs:
             texts.setdefault(content, set()).add(text)
+            texts.setdefault(rounded, set()).add(text)
         for row in groups.rows(group).tolist():
             of_tokens = texts.get(receipts.content[row], {None})
             known[row] &= None not in of_tokens

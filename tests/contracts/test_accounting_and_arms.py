@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from parity.contract_checks import (
@@ -104,6 +105,27 @@ def test_a_changed_an_invented_and_a_doubled_sample_are_found(valid_samples: Bui
     victim.output_ids, victim.logprobs = samples[7].output_ids, samples[7].logprobs
     victim.finish_reason = samples[7].finish_reason
     assert account(samples, exchanges)["samples_received"].observed == {"slots": [3], "unused": 1}
+
+
+def test_what_trainers_keep_of_an_output_suffices_to_find_it(valid_samples: Build, valid_exchanges: Record) -> None:
+    """Train dumps hold log-probs of 32 bits and no finish reason."""
+    samples = valid_samples(groups=2)
+    exchanges = valid_exchanges(samples)
+    for sample in samples:
+        sample.finish_reason = None
+        sample.logprobs = [float(np.float32(value)) for value in sample.logprobs or ()]
+    found = account(samples, exchanges)
+    assert found.keys().isdisjoint({"samples_received", "texts_received"})
+    assert samples[6].logprobs
+    samples[6].logprobs[0] = float(np.float32(samples[6].logprobs[0] - 1e-4))
+    assert account(samples, exchanges)["samples_received"].observed == {"slots": [2], "unused": 1}
+
+
+def test_a_changed_finish_reason_is_found(valid_samples: Build, valid_exchanges: Record) -> None:
+    samples = valid_samples(groups=2)
+    exchanges = valid_exchanges(samples)
+    samples[6].finish_reason = "length" if samples[6].finish_reason == "stop" else "stop"
+    assert account(samples, exchanges)["samples_received"].observed == {"slots": [2], "unused": 1}
 
 
 @pytest.mark.parametrize(("arm", "found"), [("native", {"slots": [1, 2], "unused": 0}), ("per-sample", None)])
