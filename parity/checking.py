@@ -136,6 +136,7 @@ def check_sources(
     temperature: float | None = None,
     reward: str | None = None,
     advantage: AdvantageFormula | None = None,
+    partial_rollout: bool = False,
     destructive: bool = False,
     control: bool = False,
     watcher: Watcher = _silent,
@@ -148,7 +149,7 @@ def check_sources(
         EngineError: The engine at the URL does not answer.
     """
     if any(source.startswith(("http://", "https://")) for source in sources):
-        options = (group_size, max_new_tokens, temperature, reward, advantage)
+        options = (group_size, max_new_tokens, temperature, reward, advantage, partial_rollout or None)
         if len(sources) > 1 or stop_token_ids or any(option is not None for option in options):
             raise UsageError("a URL is checked alone, and without options about recorded rollouts")
         from parity.conformance import check_engine
@@ -164,6 +165,7 @@ def check_sources(
         temperature=temperature,
         reward=reward_function(reward) if reward else None,
         advantage=advantage,
+        partial_versions=partial_rollout,
     )
     return check_paths([Path(source) for source in sources], rules, watcher)
 

@@ -33,6 +33,9 @@ CHECK_EXIT_HELP = "Exit code: 0 passed, 1 failed, 2 wrong input (or a file could
 @click.option(
     "--advantage", type=click.Choice(["grpo", "grpo_no_std", "rloo"]), help="The trainer's formula, computed again."
 )
+@click.option(
+    "--partial-rollout", is_flag=True, help="A response may go on after a weight update, as in partial rollout."
+)
 @click.option("--destructive", is_flag=True, help="With a URL: also send what is known to end some servers.")
 @click.option("--control", is_flag=True, help="With a URL: also update weights, abort and pause, which others notice.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on standard output.")

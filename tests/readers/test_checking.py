@@ -298,3 +298,33 @@ def test_files_of_a_directory_are_read_in_the_order_of_their_numbers(valid_sampl
     result = check_paths([tmp_path], Rules(group_size=N))
     assert [path.name for path, _ in result.sources] == [f"{step}.jsonl" for step in range(12)]
     assert not [one for one in result.findings if one.check == "row_order" and one.status.value == "fail"]
+
+
+def test_a_response_over_two_weight_versions_needs_partial_rollout(
+    check: Callable[..., tuple[int, str, str]], valid_samples: Build, tmp_path: Path
+) -> None:
+    samples = valid_samples()
+    samples[5].weight_versions = ["v0", "v1"]
+    dump = save_torch(tmp_path / "0.pt", rollout_dump(samples, N))
+    code, out, _ = check(dump)
+    assert code == 1 and "weight_version" in out
+    assert check(dump, "--partial-rollout")[0] == 0
+    assert check("http://127.0.0.1:9", "--partial-rollout")[0] == 2
+
+
+@pytest.mark.parametrize("form", ["rollout dump", "rank dump", "gathered dump", "relax", "verl", "dashboard"])
+def test_whatever_a_host_wrote_is_what_its_exchanges_brought(
+    form: str, valid_samples: Build, valid_exchanges: Answer, tmp_path: Path
+) -> None:
+    samples = valid_samples()
+    write_format(form, tmp_path, samples, N)
+    lines = tmp_path / "run.exchanges.jsonl"
+    write_lines(lines, [one.to_json() for one in valid_exchanges(samples)])
+    rules = Rules(group_size=N)
+    assert check_paths([tmp_path], rules).exit_code == 0
+    victim = next(one for one in samples if len(one.output_ids or ()) > 1)
+    assert victim.output_ids
+    victim.output_ids = [victim.output_ids[0] ^ 1, *victim.output_ids[1:]]
+    write_lines(lines, [one.to_json() for one in valid_exchanges(samples)])
+    failed = {finding.check for finding in check_paths([tmp_path], rules).findings if finding.fails}
+    assert failed == (set() if form == "verl" else {"samples_received"})
