@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from parity.curves.runs import STEP_OF_PREFIX, Recording, number, sentences
+from parity.curves.runs import COUNTERS, Recording, number, sentences
 from parity.errors import InputError
 from parity.metrics import Point
 from parity.readers.lines import open_plain
@@ -32,7 +32,6 @@ _ENTRY = re.compile(
     r"(?:(?:[A-Za-z_]+\.)*[A-Za-z_]\w*\((?P<inside>[^(),]*)[^()]*\)|(?P<plain>[^\s,}]+))"
 )
 _STREAMS = {"step": "train", "eval": "eval"}
-_STEP_KEYS = {name for names in STEP_OF_PREFIX.values() for name in names} | {"actor_fwd/step"}
 _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
 
 _ENDS = (
@@ -171,7 +170,7 @@ def _verl_values(pairs: str, state: _State) -> dict[str, float]:
 
 def _keep(name: str, raw: str, values: dict[str, float], state: _State) -> None:
     value = float(raw) if _NUMBER.fullmatch(raw) else number(raw)
-    if name in _STEP_KEYS or not name:
+    if name in COUNTERS or not name:
         return
     if value is None:
         state.left_out.setdefault(name, "not a number")

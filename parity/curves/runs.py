@@ -87,7 +87,8 @@ STEP_OF_PREFIX = {
 STEP_FIELDS = ("step", "Step", "global_step", "trainer/global_step", "train/global_step", "_step", "iteration", "iter")
 """The fields that count the steps of any metric, the most telling first."""
 
-_COUNTERS = {*STEP_FIELDS, *(name for names in STEP_OF_PREFIX.values() for name in names), "actor_fwd/step"}
+COUNTERS = {*STEP_FIELDS, *(name for names in STEP_OF_PREFIX.values() for name in names), "actor_fwd/step"}
+"""All fields that count steps, which are no metrics."""
 
 
 def points_of(record: Mapping[str, Any], left_out: dict[str, str]) -> list[Point]:
@@ -99,7 +100,7 @@ def points_of(record: Mapping[str, Any], left_out: dict[str, str]) -> list[Point
     """
     values: dict[tuple[str, int], dict[str, float]] = {}
     for name, raw in record.items():
-        if name in _COUNTERS:
+        if name in COUNTERS:
             continue
         value = number(raw)
         if value is None:

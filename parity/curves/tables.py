@@ -7,19 +7,18 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from parity.curves.runs import STEP_FIELDS, STEP_OF_PREFIX, Recording, number, points_of, sentences
+from parity.curves.runs import COUNTERS, Recording, number, points_of, sentences
 from parity.errors import InputError
 from parity.metrics import Point
 
 _CHART = " - "
 _BOUNDS = ("__MIN", "__MAX")
-_COUNTERS = {*STEP_FIELDS, *(name for names in STEP_OF_PREFIX.values() for name in names)}
 
 
 def is_table(head: str) -> bool:
     """Whether a text's first line is a CSV header with a column that counts steps."""
     columns = next(csv.reader(head.splitlines()[:1]), [])
-    return len(columns) > 1 and bool(_COUNTERS & set(columns))
+    return len(columns) > 1 and bool(COUNTERS & set(columns))
 
 
 def read_table(path: Path) -> list[Recording]:
@@ -56,7 +55,7 @@ def _rows(rows: csv.DictReader[str], path: Path) -> Iterator[dict[str, Any]]:
             if not name or not (cell or "").strip():
                 continue
             value = _cell(cell)
-            if name in _COUNTERS and (value is None or not value.is_integer()):
+            if name in COUNTERS and (value is None or not value.is_integer()):
                 raise InputError(f"{path}:{line}: column {name!r} is {cell!r}, not a whole step")
             found[name] = cell if value is None else value
         yield found
@@ -91,6 +90,6 @@ def _charts(columns: list[str], rows: list[dict[str, Any]]) -> list[Recording]:
 
 def _chart(metrics: Mapping[str, str], rows: list[dict[str, Any]]) -> list[Point]:
     left_out: dict[str, str] = {}
-    steps = ({name: row[name] for name in _COUNTERS & row.keys()} for row in rows)
+    steps = ({name: row[name] for name in COUNTERS & row.keys()} for row in rows)
     values = ({metric: row[column] for column, metric in metrics.items() if column in row} for row in rows)
     return [point for at, row in zip(steps, values, strict=True) for point in points_of({**at, **row}, left_out)]

@@ -12,7 +12,7 @@ from parity.findings import Finding, Level, Status, Verdict, Where
 from parity.metrics import AlignedRuns, Curve, RunCurves, align
 from parity.statistics.collapse import collapse_rates, detect_collapse
 from parity.statistics.cost import RatioResult, paired_log_ratio
-from parity.statistics.values import ALPHA
+from parity.statistics.values import ALPHA, Interval
 
 REWARD = "rollout/raw_reward"
 REQUESTS = "perf/requests"
@@ -172,7 +172,7 @@ def _speed_finding(
     if abs(tokens[1] / tokens[0] - 1) > LARGEST_TOKEN_DIFFERENCE:
         void = f"; void, because mean response tokens differ by {tokens[1] / tokens[0] - 1:+.1%} (limit 1 %)"
         return _cost(check, metric, Status.INCONCLUSIVE, message + void, evidence)
-    return _cost(check, metric, _status_of_ratio(result, smaller_is_better), message, evidence)
+    return _cost(check, metric, status_of_ratio(result.ci95, smaller_is_better), message, evidence)
 
 
 def _aligned_pairs(
@@ -193,10 +193,11 @@ def _without_warm_up(curve: Curve, warm_up: int) -> Curve:
     return Curve(curve.run, curve.metric, curve.steps[warm_up:], curve.values[warm_up:], curve.rewound)
 
 
-def _status_of_ratio(result: RatioResult, smaller_is_better: bool) -> Status:
-    if result.ci95 is None or result.ci95[0] <= 1 <= result.ci95[1]:
+def status_of_ratio(ci95: Interval | None, smaller_is_better: bool) -> Status:
+    """Whether the interval of experiment over baseline says cheaper (pass) or dearer (fail), or leaves it open."""
+    if ci95 is None or ci95[0] <= 1 <= ci95[1]:
         return Status.INCONCLUSIVE
-    return Status.PASS if (result.ci95[1] < 1) == smaller_is_better else Status.FAIL
+    return Status.PASS if (ci95[1] < 1) == smaller_is_better else Status.FAIL
 
 
 def _ratio_text(result: RatioResult) -> str:

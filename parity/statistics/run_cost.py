@@ -16,6 +16,7 @@ from parity.statistics.findings import (
     ROLLOUT_TIME,
     TOKENS_PER_SECOND,
     metric_finding,
+    status_of_ratio,
 )
 from parity.statistics.runs import two_sample
 from parity.statistics.values import Floats, Interval
@@ -121,7 +122,7 @@ def _speed(
     if abs(excess) > LARGEST_TOKEN_DIFFERENCE:
         message += f"; void, because mean response tokens differ by {excess:+.1%} (limit 1 %)"
         return metric_finding(Level.COST, check, metric, Status.INCONCLUSIVE, message, evidence)
-    return metric_finding(Level.COST, check, metric, _status(result, smaller_is_better), message, evidence)
+    return metric_finding(Level.COST, check, metric, status_of_ratio(result.ci95, smaller_is_better), message, evidence)
 
 
 def _steady(metric: str, runs: Sequence[RunCurves]) -> AlignedRuns | str:
@@ -137,12 +138,6 @@ def _steady(metric: str, runs: Sequence[RunCurves]) -> AlignedRuns | str:
 
 def _positive(row: Floats) -> bool:
     return bool(((row > 0) & np.isfinite(row)).all())
-
-
-def _status(result: RunRatio, smaller_is_better: bool) -> Status:
-    if result.ci95 is None or result.ci95[0] <= 1 <= result.ci95[1]:
-        return Status.INCONCLUSIVE
-    return Status.PASS if (result.ci95[1] < 1) == smaller_is_better else Status.FAIL
 
 
 def _text(result: RunRatio) -> str:
