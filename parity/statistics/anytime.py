@@ -13,6 +13,7 @@ from typing import TypeVar
 import numpy as np
 from scipy import special, stats
 
+from parity.errors import InputError
 from parity.statistics.values import ALPHA, Floats, Interval
 
 K = TypeVar("K")
@@ -56,9 +57,15 @@ class NormalProcess:
     units: int = 0
 
     def update(self, differences: Floats) -> NormalProcess:
-        """The process after further groups, in the order they came, (K,); all finite."""
+        """The process after further groups, in the order they came, (K,).
+
+        Raises:
+            InputError: A difference is NaN or infinite.
+        """
         if not len(differences):
             return self
+        if not np.isfinite(differences).all():
+            raise InputError(f"differences of groups hold {differences[~np.isfinite(differences)][0]}, not a number")
         totals = self.total + np.cumsum(differences)
         squares = self.squares + np.cumsum(differences**2)
         units = self.units + np.arange(1.0, len(differences) + 1)

@@ -313,6 +313,10 @@ def _mean_finding(name: Name, mean: Mean, largest: float) -> Finding:
         status = _status(largest, mean.units)
     else:
         status = Status.PASS if mean.is_parity else Status.FAIL if largest >= ENOUGH else Status.INCONCLUSIVE
+        if status is Status.PASS and mean.bound is None:
+            # Without a bound, groups that have not been seen could move the mean by any amount.
+            unseen = 1 - ALPHA ** (1 / mean.units)
+            message += f"; what happens in fewer than {unseen:.1%} of groups may not have shown yet"
         needed = groups_for_parity(mean.deviation, mean.allowed or 0.0) if mean.allowed else None
         if status is Status.INCONCLUSIVE and needed is not None:
             more = max(needed - mean.units, needed // 10, 1)

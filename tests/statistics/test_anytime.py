@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from parity.errors import InputError
 from parity.statistics.anytime import (
     BOTH_SHIFTS,
     SHIFTS,
@@ -142,3 +143,9 @@ def test_groups_for_parity_are_enough_four_times_in_five() -> None:
     sides = [normal_log_e_at(SHIFTS, 0.02 + sign * differences, 1).max(axis=1) >= ENOUGH for sign in (1, -1)]
     assert np.mean(sides[0] & sides[1]) == pytest.approx(0.8, abs=0.1)
     assert groups_for_parity(0.0, 0.02) is None
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_difference_that_is_no_number_is_refused(bad: float) -> None:
+    with pytest.raises(InputError, match="not a number"):
+        NormalProcess().update(np.array([0.1, bad]))

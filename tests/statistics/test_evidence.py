@@ -155,6 +155,9 @@ def test_a_shift_inside_its_margin_is_parity() -> None:
     marginal = found["sampling_marginal", "negative_log_likelihood"]
     assert marginal.status is Status.PASS
     assert marginal.evidence["log_e_difference"] > ENOUGH, "detectable, but smaller than the margin"
+    units = marginal.evidence["units"]
+    assert f"in fewer than {100 * (1 - 0.05 ** (1 / units)):.1f}% of groups" in marginal.message
+    assert "may not have shown" not in found["sampling_marginal", "truncated"].message, "bounded, so that it has"
 
 
 def test_more_groups_that_it_would_take_are_said() -> None:
