@@ -135,7 +135,7 @@ def receipts_of(rollout: Rollout) -> Receipts:
             tokens, values = ids.values[start:end], logprobs.values[first:last] if logprobs.valid[row] else None
             short = _in_32_bits(values)
             content[row] = _digest(tokens, values)
-            if values is None or np.array_equal(values, short, equal_nan=True):
+            if values is None or short is None or np.array_equal(values, short, equal_nan=True):
                 rounded[row] = _digest(tokens, short)
     text = np.full(len(rollout), None, dtype=object)
     text[:] = [_text_digest(value) for value in rollout.table.column("text").to_pylist()]
@@ -167,7 +167,7 @@ def match(facts: Facts, groups: Groups, receipts: Receipts, accounts: Accounts) 
             continue
         known[group] = True
         # train dumps hold log-probs in 32 bits and no finish reason
-        exact, named = None in receipts.rounded[rows], None not in receipts.finish[rows]
+        exact, named = None in receipts.rounded[rows], any(receipts.finish[rows])
         held = (receipts.content if exact else receipts.rounded)[rows]
         contents = [(content, receipts.finish[row] if named else None) for content, row in zip(held, rows, strict=True)]
         received = [

@@ -146,9 +146,11 @@ def _prompt_lengths(exchange: Exchange) -> tuple[list[int], list[Any]] | None:
     """Prompt tokens sent for each output and counted by the engine; `None` where that can't be told (text, media)."""
     sent: list[int] = []
     seen: list[Any] = []
-    prompts = [prompt for prompt in exchange.prompts for _ in range(max(exchange.n, 1))]
-    if any(exchange.request.get(field) for field in MEDIA_FIELDS) or len(exchange.outputs) != len(prompts):
+    n = max(exchange.n, 1)
+    complete = len(exchange.outputs) == len(exchange.prompts) * n
+    if any(exchange.request.get(field) for field in MEDIA_FIELDS) or not complete:
         return None
+    prompts = [prompt for prompt in exchange.prompts for _ in range(n)]
     for prompt, body in zip(prompts, exchange.outputs, strict=True):
         meta = body.get("meta_info") if isinstance(body, dict) else None
         if not isinstance(prompt, list) or not isinstance(meta, dict):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -102,7 +103,7 @@ def _format_of(path: Path) -> Format:
         return _of_table(path)
     if head.startswith((b"PK\x03\x04", b"\x80")):
         return DUMP
-    if head.lstrip()[:1] == b"{" or compression_of(head):
+    if head.removeprefix(codecs.BOM_UTF8).lstrip()[:1] == b"{" or compression_of(head):
         return _of_lines(path)
     raise NotRecognised(f"{path}: not recognised")
 

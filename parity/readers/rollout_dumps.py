@@ -91,7 +91,7 @@ def _columns(sample: Mapping[str, Any], place: str) -> dict[str, Any]:
     response_length = whole(sample, "response_length", place)
     prompt_ids, output_ids = split_tokens(sample.get("tokens"), response_length, place)
     status = sample.get("status")
-    versions = sample.get("weight_versions") or None
+    versions = plain(sample.get("weight_versions"))
     return {
         "prompt_ids": prompt_ids,
         "output_ids": output_ids,
@@ -102,9 +102,9 @@ def _columns(sample: Mapping[str, Any], place: str) -> dict[str, Any]:
         "reward": _reward(sample.get("reward")),
         "loss_mask": plain(sample.get("loss_mask")),
         "response_length": response_length,
-        "weight_versions": versions,
+        "weight_versions": None if versions == [] else versions,
         "media_sha256": _media(sample.get("multimodal_inputs")),
-        **_cache(sample.get("prefix_cache_info"), requests=len(versions or ())),
+        **_cache(sample.get("prefix_cache_info"), requests=len(versions) if isinstance(versions, list) else 0),
         "extra": _extra(sample),
     }
 
@@ -116,9 +116,10 @@ def _reward(reward: Any) -> Any:
 
 
 def _cache(info: Any, requests: int) -> dict[str, Any]:
-    if not isinstance(info, dict) or not info.get("total_prompt_tokens") or requests > 1:
+    total = plain(info.get("total_prompt_tokens")) if isinstance(info, dict) else None
+    if total is None or total == 0 or requests > 1:
         return {}
-    return {"prompt_tokens": info["total_prompt_tokens"], "cached_tokens": info.get("cached_tokens")}
+    return {"prompt_tokens": total, "cached_tokens": plain(info.get("cached_tokens"))}
 
 
 def _media(inputs: Any) -> list[str] | None:
@@ -140,7 +141,10 @@ def _bytes(item: Any) -> bytes | None:
     if isinstance(item, bytes):
         return item
     numpy = getattr(item, "numpy", None)
-    array = numpy() if callable(numpy) else item
+    try:
+        array = numpy() if callable(numpy) else item
+    except (TypeError, RuntimeError):  # sparse, of a type that NumPy lacks, or without data
+        return None
     return array.tobytes() if hasattr(array, "tobytes") else None
 
 

@@ -22,7 +22,9 @@ FINISH_REASON_OF_STATUS = {status: reason for reason, status in STATUS_OF_FINISH
 DAMAGED_TABLE = (OSError, ValueError, KeyError, pa.ArrowException)
 """What reading a damaged Parquet file raises; its own texts, such as column names, may be no UTF-8."""
 
-_WRONG_TYPE = (pa.ArrowException, TypeError, ValueError, OverflowError, RecursionError)
+_WRONG_TYPE = (pa.ArrowException, TypeError, ValueError, OverflowError, RuntimeError)
+"""What values of the wrong type raise; tensors without data, and values nested too deeply, a `RuntimeError`."""
+
 _NUMBERS_IN_TEXT = ("weight_versions",)
 
 
@@ -49,8 +51,15 @@ def _alone(column: pa.Field, value: Any, place: str) -> pa.Array:
     try:
         return _converted(column, [value])
     except _WRONG_TYPE as error:
-        shown = str(value)[:60]
+        shown = _shown(value)
         raise InputError(f"{place}: field {column.name!r} is no {_words(column.type)}: {shown!r} ({error})") from error
+
+
+def _shown(value: Any) -> str:
+    try:
+        return str(value)[:60]
+    except RecursionError:
+        return f"a {type(value).__name__} nested too deeply"
 
 
 def _converted(column: pa.Field, values: list[Any]) -> pa.Array:
@@ -94,8 +103,11 @@ def _described(value: Any) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """A tensor or array as lists and numbers; anything else as it is."""
-    return value.tolist() if hasattr(value, "tolist") else value
+    """A tensor or array as lists and numbers; anything else, and a tensor that has none, as it is."""
+    try:
+        return value.tolist() if hasattr(value, "tolist") else value
+    except (TypeError, RuntimeError):
+        return value
 
 
 def whole(row: Row, name: str, place: str) -> int:

@@ -125,7 +125,7 @@ def _columns(sample: Mapping[str, Any], place: str, split: bool) -> dict[str, An
         "advantage": None if split else _advantage(plain(sample.get("advantages")), mask),
         "loss_mask": mask,
         "response_length": response_length,
-        "weight_versions": sample.get("weight_versions") or None,
+        "weight_versions": None if (versions := plain(sample.get("weight_versions"))) == [] else versions,
         "extra": {name: plain(sample[name]) for name in _SCALARS if sample.get(name) is not None},
     }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -130,3 +131,15 @@ def test_no_sample_breaks_the_checks(ours: list[Sample], theirs: list[Sample]) -
 def test_a_rollout_is_its_own_twin(samples: list[Sample]) -> None:
     rollout = Rollout.from_samples(samples)
     assert [f for f in compare_twins(rollout, rollout) if f.status is Status.FAIL] == []
+
+
+def test_a_number_of_samples_that_nobody_answers_takes_no_memory() -> None:
+    asked = {"input_ids": [1, 2], "sampling_params": {"n": 10**7}}
+    tracemalloc.start()
+    try:
+        findings = check_exchanges([Exchange(asked, 200, [{"output_ids": [5], "meta_info": {}}])], Rules())
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+    count = next(finding for finding in findings if finding.check == "exchange_output_count")
+    assert (count.expected, count.observed) == (10**7, 1)

@@ -147,3 +147,52 @@ def test_what_is_no_file_is_listed(valid_samples: Any, tmp_path: Path) -> None:
     assert result.exit_code == 0
     with pytest.raises(InputError, match="pipe: not a file"):
         check_paths([tmp_path / "pipe"], Rules())
+
+
+def odd_tensors() -> list[Any]:
+    import torch
+
+    return [
+        torch.ones(2).to_sparse(),
+        torch.empty(2, device="meta"),
+        torch.empty((), device="meta"),
+        torch.ones(2, dtype=torch.bfloat16),
+        torch.ones(2, requires_grad=True),
+        torch.ones((2, 2), dtype=torch.complex64),
+        torch.ones(2, dtype=torch.bool),
+    ]
+
+
+@pytest.mark.parametrize("number", range(7))
+def test_dumps_with_any_tensor_in_any_field(number: int, valid_samples: Any, tmp_path: Path) -> None:
+    samples = valid_samples(groups=1)
+    odd = odd_tensors()[number]
+    for name in host_sample(samples[0], N):
+        for value in (odd, {"images": [odd]}):
+            rows = [host_sample(sample, N) for sample in samples]
+            rows[1][name] = value
+            checked(save_torch(tmp_path / "0.pt", {"rollout_id": 0, "samples": rows}))
+
+
+def test_media_that_numpy_has_no_type_for_are_not_compared(valid_samples: Any, tmp_path: Path) -> None:
+    rows = [host_sample(sample, N) for sample in valid_samples(groups=1)]
+    for row in rows:
+        row["multimodal_inputs"] = {"pixels": [odd_tensors()[3]]}
+    result = check_paths([save_torch(tmp_path / "0.pt", {"rollout_id": 0, "samples": rows})], Rules(group_size=N))
+    assert {finding.status.value for finding in result.findings if finding.check == "group_media"} == {"not_compared"}
+    assert result.exit_code == 0
+
+
+@pytest.mark.parametrize("field", ["extra", "text", "output_ids", "reward"])
+def test_values_nested_too_deeply_are_named(field: str, tmp_path: Path) -> None:
+    path = tmp_path / "deep.samples.jsonl"
+    value = b'{"a":' + b"[" * 1000 + b"]" * 1000 + b"}"
+    path.write_bytes(b'{"group_index":0,"index":0,"' + field.encode() + b'":' + value + b"}\n")
+    with pytest.raises(InputError, match=rf"deep\.samples\.jsonl:1: field '{field}'.*nested too deeply"):
+        check_paths([path], RULES)
+
+
+def test_a_byte_order_mark_is_read_over(tmp_path: Path) -> None:
+    path = tmp_path / "marked.samples.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"group_index":0,"index":0}\r\n{"group_index":0,"index":1}\r\n')
+    assert check_paths([path], Rules(group_size=2)).counts["samples"] == 2
