@@ -347,3 +347,13 @@ def test_finish_reasons_that_one_arm_alone_records_are_compared(arms: tuple[list
         sample.finish_reason = None
     assert "arms_finish_reasons" in both(baseline, experiment)
     assert "arms_finish_reasons" in both(experiment, baseline)
+
+
+@pytest.mark.parametrize("lacks", ["baseline", "experiment"])
+def test_a_lost_group_is_one_of_all_that_either_arm_has(lacks: str, arms: tuple[list[Sample], list[Sample]]) -> None:
+    sides = {"baseline": arms[0], "experiment": arms[1]}
+    groups = len({sample.group_index for sample in arms[0]})
+    sides[lacks] = [sample for sample in sides[lacks] if sample.group_index != 3]
+    found = both(sides["baseline"], sides["experiment"])["arms_same_groups"]
+    assert (found.evidence["checked"], found.evidence["failed"]) == (groups, 1)
+    assert f"the {lacks} has no such group" in found.message

@@ -512,3 +512,28 @@ def test_what_failed_needs_no_finish_reason_and_may_be_scored(
     assert set(found) == ({"reward_missing"} if fails else set())
     failed.status, failed.reward = "aborted", 0.0
     assert {"reward_missing", "finish_reason"} <= set(failing(checked(samples, replace(rules, reward=None))))
+
+
+@pytest.mark.parametrize(
+    ("field", "check"),
+    [
+        ("response_length", "response_length"),
+        ("logprobs", "rollout_log_probs_length"),
+        ("loss_mask", "loss_mask_length"),
+    ],
+)
+def test_only_a_sample_without_tokens_may_lack_what_its_siblings_have(
+    field: str, check: str, valid_samples: Build, rules: Rules
+) -> None:
+    samples = valid_samples(seed=3)
+    restored = samples[5]
+    restored.output_ids, restored.status, restored.finish_reason, restored.text = [], "aborted", "abort", ""
+    restored.reward = restored.advantage = None
+    for sample in samples:
+        sample.advantage = None
+    for value in (None, 0 if field == "response_length" else []):
+        restored.response_length, restored.logprobs, restored.loss_mask = 0, [], []
+        setattr(restored, field, value)
+        assert failing(checked(samples, rules)) == {}
+    setattr(restored, field, 1 if field == "response_length" else [0])
+    assert check in failing(checked(samples, rules))

@@ -185,3 +185,8 @@ def test_a_metric_or_steps_of_one_arm_alone_are_found() -> None:
     assert (lone.where.field, lone.expected, lone.observed) == ("extra", 5, 0)
     short = judged(records(range(5)), records(range(3)))["curve_arms_same_steps"]
     assert (short.where.rollout_id, short.expected, short.observed) == (3, 5, 3)
+
+
+def test_a_metric_with_one_gap_has_the_same_steps_in_both_arms() -> None:
+    found = judged(records(range(8)), records([0, 1, 2, 4, 5, 6, 7]))["curve_arms_same_steps"]
+    assert (found.where.rollout_id, found.expected, found.observed) == (3, 8, 7)
