@@ -11,7 +11,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from parity.contracts import accounting, arms, clones, curves, finish, grouping, requests, scores, streams, tokens, wire
+from parity.contracts import (
+    accounting,
+    arms,
+    clones,
+    curves,
+    finish,
+    grouping,
+    outputs,
+    requests,
+    scores,
+    streams,
+    tokens,
+    wire,
+)
 from parity.contracts.answers import samples_of
 from parity.contracts.facts import Facts, Groups, facts_of, groups_of
 from parity.contracts.outcomes import Case, Check, Outcome, Tally, findings_of
@@ -107,23 +120,23 @@ _EXCHANGE_RULES: tuple[tuple[Check, wire.ExchangeRule], ...] = tuple(
         wire.request_lists,
     )
 )
-_OUTPUT_RULES: tuple[tuple[Check, wire.OutputRule], ...] = (
+_OUTPUT_RULES: tuple[tuple[Check, outputs.OutputRule], ...] = (
     *(
         (_check(rule, "exchange_"), rule)
         for rule in (
-            wire.logprobs_returned,
-            wire.top_logprobs,
-            wire.rollout_log_probs_length,
-            wire.logprob_values,
-            wire.finish_reason,
-            wire.finish_length,
-            wire.finish_stop,
-            wire.abort_shape,
-            wire.version_spans,
-            wire.prompt_logprobs,
+            outputs.logprobs_returned,
+            outputs.top_logprobs,
+            outputs.rollout_log_probs_length,
+            outputs.logprob_values,
+            outputs.finish_reason,
+            outputs.finish_length,
+            outputs.finish_stop,
+            outputs.abort_shape,
+            outputs.version_spans,
+            outputs.prompt_logprobs,
         )
     ),
-    *((_check(rule, "exchange_", warning=True), rule) for rule in (wire.empty_output, wire.cached_tokens)),
+    *((_check(rule, "exchange_", warning=True), rule) for rule in (outputs.empty_output, outputs.cached_tokens)),
 )
 
 _ACCOUNTED = _check(accounting.requests_accounted)
