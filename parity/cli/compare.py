@@ -12,13 +12,15 @@ from typing import Any
 import click
 from rich.console import Console
 
-from parity.cli.shared import EXIT_CODES, EXIT_HELP, counting, tell_github
+from parity.cli.shared import EXIT_CODES, EXIT_HELP, counting, publish_to, tell_github, tracker_options
 from parity.errors import UsageError
+from parity.reports.trackers import Targets
 
 COMPARE_EXAMPLES = """\b
 Examples:
   parity compare --baseline logs/stock-*.log --experiment logs/native-*.log
-  parity compare --baseline tb/base1 tb/base2 --experiment tb/native1 tb/native2 --margin rollout/raw_reward=0.03
+  parity compare --baseline tb/base1 tb/base2 --experiment tb/native1 tb/native2 --margin rollout/raw_reward=0.03 \\
+      --margin rollout/response_len/mean=20
   parity compare --baseline stock.log --experiment native.log --history old/*.log --ended native.log=oom
   parity compare --baseline wandb:me/grpo/a1b2 --experiment offline-session.zip --names names.toml
   parity compare --baseline parity-out/mine --experiment parity-out/mine --json
@@ -58,7 +60,8 @@ def _repeated(args: Iterable[str]) -> Iterable[str]:
     "margins",
     multiple=True,
     metavar="METRIC=VALUE",
-    help="The largest difference that does not matter, in the metric's unit (gradient norm: of its log).",
+    help="The largest difference that does not matter, in the metric's unit (gradient norm: of its log); "
+    "unstated ones have defaults that suit short answers (docs/compare.md).",
 )
 @click.option("--ended", multiple=True, metavar="RUN=HOW", help="How a run ended: completed, oom, 502, killed, …")
 @click.option(
@@ -68,6 +71,7 @@ def _repeated(args: Iterable[str]) -> Iterable[str]:
 )
 @click.option("--min-steps", type=click.IntRange(4), default=30, show_default=True, help="Fewest common steps.")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Default: parity-out/<time>.")
+@tracker_options
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on standard output.")
 @click.option("--quiet", is_flag=True, help="Print only the verdict.")
 def compare(
@@ -81,6 +85,7 @@ def compare(
     out: Path | None,
     as_json: bool,
     quiet: bool,
+    targets: Targets,
 ) -> None:
     """Compares training runs that any trainer made: do the curves of two arms agree, and is one faster?
 
@@ -120,6 +125,7 @@ def compare(
     else:
         print_comparison(report, console)
         console.print(f"report: {files[-1]}", style="dim")
+    publish_to(targets, report, directory)
     sys.exit(EXIT_CODES[report.verdict.verdict])
 
 

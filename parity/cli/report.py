@@ -13,8 +13,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from parity.cli.shared import EXIT_HELP, conclude
+from parity.cli.shared import EXIT_HELP, conclude, tracker_options
 from parity.errors import UsageError
+from parity.reports.trackers import Targets
 from parity.reports.words import LANGUAGES, Language
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ EXAMPLES = """\b
 Examples:
   parity report parity-out/20260101-120000
   parity report parity-out/20260101-120000 --lang zh
+  parity report parity-out/20260101-120000 --clearml --tensorboard tensorboard_log
   parity report --diff parity-out/yesterday parity-out/today
 """
 
@@ -46,10 +48,16 @@ Examples:
     metavar="A B",
     help="Show what changed between two reports of the same experiment: report.json, or a directory that has one.",
 )
+@tracker_options
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on standard output.")
 @click.option("--quiet", is_flag=True, help="Print only the verdict.")
 def report(
-    directory: Path | None, language: Language, compared: tuple[Path, Path] | None, as_json: bool, quiet: bool
+    directory: Path | None,
+    language: Language,
+    compared: tuple[Path, Path] | None,
+    as_json: bool,
+    quiet: bool,
+    targets: Targets,
 ) -> None:
     """Checks an experiment on disk again and writes its report again.
 
@@ -58,9 +66,11 @@ def report(
     """
     if (directory is None) == (compared is None):
         raise UsageError("parity report takes the directory of an experiment, or --diff with two reports")
+    if compared and targets:
+        raise UsageError("--diff publishes nothing: --clearml, --tensorboard and --wandb take an experiment")
     console = Console(stderr=as_json, highlight=False)
     if directory:
-        conclude(directory, console, as_json, quiet, language)
+        conclude(directory, console, as_json, quiet, language, targets)
     elif compared:
         _show_changes(compared, console, as_json, quiet)
 

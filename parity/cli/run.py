@@ -15,9 +15,10 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from parity.cli.shared import EXIT_HELP, EXIT_INTERRUPTED, cache_directory, conclude
+from parity.cli.shared import EXIT_HELP, EXIT_INTERRUPTED, cache_directory, conclude, tracker_options
 from parity.errors import UsageError
 from parity.experiment import DESIGNS, ExperimentConfig
+from parity.reports.trackers import Targets
 from parity.training.config import TrainingConfig
 from rollout_patch import ARMS
 
@@ -30,6 +31,7 @@ Examples:
   parity run --baseline --experiment native --engine sglang --steps 30
   parity run --baseline --experiment native --design probe --seeds 1
   parity run --baseline --experiment native --plant exchanged-outputs@7
+  parity run --baseline --experiment native --clearml
   parity run --out parity-out/mine --resume
 """
 
@@ -76,10 +78,20 @@ Examples:
 )
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Default: parity-out/<time>.")
 @click.option("--resume", is_flag=True, help="Go on with the experiment in --out.")
+@tracker_options
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on standard output.")
 @click.option("--quiet", is_flag=True, help="Print only the verdict.")
 @click.pass_context
-def run(context: click.Context, /, out: Path | None, resume: bool, as_json: bool, quiet: bool, **asked: Any) -> None:
+def run(
+    context: click.Context,
+    /,
+    out: Path | None,
+    resume: bool,
+    as_json: bool,
+    quiet: bool,
+    targets: Targets,
+    **asked: Any,
+) -> None:
     """Trains both arms for real, in pairs, and gives the verdict with its report.
 
     The arms: per-sample sends one request a sample, batched one request with a list of n copies of the prompt, native
@@ -107,7 +119,7 @@ def run(context: click.Context, /, out: Path | None, resume: bool, as_json: bool
             cache=cache_directory(),
             resume=resume,
         )
-    conclude(directory, console, as_json, quiet)
+    conclude(directory, console, as_json, quiet, targets=targets)
 
 
 def _run_config(context: click.Context, asked: dict[str, Any], resumed: Path | None) -> ExperimentConfig:

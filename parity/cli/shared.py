@@ -6,8 +6,9 @@ import os
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
@@ -15,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from parity.errors import UsageError
 from parity.findings import Verdict
+from parity.reports.trackers import Targets, check_installed, publish
 from parity.reports.words import Language
 
 if TYPE_CHECKING:
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
 EXIT_CODES = {Verdict.PARITY: 0, Verdict.DIFFERENT: 1, Verdict.INCONCLUSIVE: 3}
 EXIT_ERROR = 2
+NO_TARGETS = Targets()
 EXIT_INTERRUPTED = 130
 EXIT_HELP = "Exit code: 0 parity, 1 different, 2 wrong input or command, 3 inconclusive."
 
@@ -51,7 +54,44 @@ def write_file(path: Path, content: bytes) -> None:
         raise UsageError(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
-def conclude(directory: Path, console: Console, as_json: bool, quiet: bool, language: Language = "en") -> None:
+def tracker_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Adds the options that publish to trackers; the command gets them as `targets`, their packages installed."""
+
+    @click.option(
+        "--clearml",
+        is_flag=True,
+        help="Publish runs and verdict to ClearML: to the server of your clearml.conf, without one as zips to import.",
+    )
+    @click.option(
+        "--tensorboard",
+        type=click.Path(path_type=Path, file_okay=False),
+        metavar="DIR",
+        help="Write runs and verdict as TensorBoard events under a directory.",
+    )
+    @click.option("--wandb", is_flag=True, help="Write runs and verdict as offline runs of W&B.")
+    @wraps(command)
+    def bundled(*arguments: Any, clearml: bool, tensorboard: Path | None, wandb: bool, **options: Any) -> None:
+        targets = Targets(clearml, tensorboard, wandb)
+        check_installed(targets)
+        command(*arguments, targets=targets, **options)
+
+    return bundled
+
+
+def publish_to(targets: Targets, report: Report, directory: Path) -> None:
+    """Publishes a report whose files are in a directory; what went where is said on standard error."""
+    for line in publish(report, directory, targets):
+        click.echo(line, err=True)
+
+
+def conclude(
+    directory: Path,
+    console: Console,
+    as_json: bool,
+    quiet: bool,
+    language: Language = "en",
+    targets: Targets = NO_TARGETS,
+) -> None:
     """Judges an experiment on disk, writes its report, shows it, and exits with the verdict's code."""
     from parity.acceptance import assess
     from parity.reports.terminal import print_report
@@ -67,6 +107,7 @@ def conclude(directory: Path, console: Console, as_json: bool, quiet: bool, lang
     else:
         print_report(result, console)
         console.print(f"report: {files[-1]} and {files[-2].name}", style="dim")
+    publish_to(targets, result, directory / "report")
     sys.exit(EXIT_CODES[result.verdict.verdict])
 
 
