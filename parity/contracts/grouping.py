@@ -33,7 +33,11 @@ def slot_index(facts: Facts, groups: Groups, rules: Rules) -> Outcome:
 
     def case(group: int) -> tuple[Any, Any, str]:
         found = facts.index[groups.rows(group)].tolist()
-        return list(range(len(found))), found, f"the slots of a group of {len(found)} samples are {found}"
+        return (
+            list(range(len(found))),
+            found,
+            f"the slots of a group of {len(found)} samples are {found}; index counts from 0 in each group",
+        )
 
     return over_rows(facts, known=_all(groups), fails=wrong, field="index", case=case, missing="", groups=groups)
 
@@ -60,9 +64,8 @@ def group_prompt(facts: Facts, groups: Groups, rules: Rules) -> Outcome:
 
 def group_media(facts: Facts, groups: Groups, rules: Rules) -> Outcome:
     """All samples of a group carry the same media in the same order."""
-    return _shared(
-        facts, groups, "media_sha256", codes_of(facts.media), known_objects(facts.media), lambda row: facts.media[row]
-    )
+    known = groups.any(known_objects(facts.media))[groups.code]  # a null beside a sibling's media is media lost
+    return _shared(facts, groups, "media_sha256", codes_of(facts.media), known, lambda row: facts.media[row])
 
 
 def group_params(facts: Facts, groups: Groups, rules: Rules) -> Outcome:

@@ -83,6 +83,7 @@ def run_past_stop(sample: Sample) -> None:
 PLANTED: list[tuple[str, str, Callable[[Sample], None]]] = [
     ("group_prompt", "another prompt", lambda sample: sample.prompt_ids.reverse()),  # type: ignore[union-attr]
     ("group_media", "another image", set_field("media_sha256", ["b"])),
+    ("group_media", "the image dropped", set_field("media_sha256", None)),
     ("group_params", "another temperature", set_field("temperature", 0.7)),
     ("group_params", "another top_p", set_field("top_p", 0.9)),
     ("group_arm", "another arm", set_field("arm", "batched")),
