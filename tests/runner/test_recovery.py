@@ -74,7 +74,7 @@ def test_a_killed_engine_is_started_again(parity: Parity, finished_twin: tuple[P
     process = parity("run", *TWIN, "--out", out)
     wait_for_steps(out, 3)
     for child in psutil.Process(process.pid).children(recursive=True):
-        if "parity.engine.embedded" in child.cmdline():
+        if child.status() != psutil.STATUS_ZOMBIE and "parity.engine.embedded" in child.cmdline():
             child.kill()
     printed, errors = process.communicate(timeout=500)
     assert process.returncode == 0, printed + errors

@@ -60,7 +60,7 @@ def test_the_report_has_the_eight_rows_and_its_files(finished_twin: tuple[Path, 
     names = ["output count", "response length", "rollout_log_probs length", "finish_reason", "reward", "advantage"]
     places = [report.index(f"\n| {name} |") for name in [*names, "loss", "grad norm"]]
     assert places == sorted(places)
-    assert {path.suffix for path in (out / "report").iterdir()} == {".md", ".json", ".xml", ".png"}
+    assert {path.suffix for path in (out / "report").iterdir()} == {".md", ".html", ".json", ".xml", ".png"}
 
 
 def test_a_report_is_written_again_from_the_files_alone(finished_twin: tuple[Path, str], parity: Parity) -> None:
