@@ -25,6 +25,8 @@ SINGLE_VALUE = -(2**31)
 NOT_FINITE = "not finite"
 """The title under which this package keeps values that are not finite: 0 for NaN, 1 and -1 for the infinities; the
 series is the metric."""
+NOT_FINITE_COUNT = "not finite values"
+"""A value of the whole run that this package's tasks have: the zeros of such a task are zeros."""
 LARGEST = 1 << 31
 """Bytes of the largest file of a session that is read."""
 
@@ -109,12 +111,15 @@ def _of_scalars(scalars: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 def _recording(events: Iterable[Mapping[str, Any]]) -> Recording:
     left_out: dict[str, str] = {}
     points = []
+    zero_may_be_nan = True
     for event in events:
         title, series = event.get("metric"), event.get("variant")
         name = f"{title}/{series}"
         step, value = event.get("iter"), number(event.get("value"))
         if event.get("type") != SCALAR:
             left_out.setdefault(name, f"of type {event.get('type')!r}, not a scalar")
+        elif series == NOT_FINITE_COUNT:
+            zero_may_be_nan = False
         elif not isinstance(step, int) or not -LARGEST_STEP <= step <= LARGEST_STEP or step == SINGLE_VALUE:
             left_out.setdefault(name, "a value of the whole run")
         elif value is None:
@@ -124,4 +129,4 @@ def _recording(events: Iterable[Mapping[str, Any]]) -> Recording:
             points.append(Point(metric.partition("/")[0], step, {metric: value * math.inf}))  # 0 * inf is NaN
         else:
             points.append(Point(str(title), step, {name: value}))
-    return Recording("", FORMAT, points, skipped=sentences(left_out), zero_may_be_nan=True)
+    return Recording("", FORMAT, points, skipped=sentences(left_out), zero_may_be_nan=zero_may_be_nan)

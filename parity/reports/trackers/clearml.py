@@ -17,7 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from parity.curves.clearml import NOT_FINITE
+import numpy as np
+
+from parity.curves.clearml import NOT_FINITE, NOT_FINITE_COUNT
 from parity.metrics import RunCurves
 from parity.reports.document import Report
 from parity.reports.trackers import content
@@ -135,7 +137,9 @@ def _tasks(report: Report, directory: Path) -> list[dict[str, Any]]:
             "scalars": _scalars(run.curves),
             "plots": [],
             "tables": {},
-            "numbers": {},
+            "numbers": {
+                NOT_FINITE_COUNT: sum(int((~np.isfinite(curve.values)).sum()) for curve in run.curves.values())
+            },
             "artifacts": {},
         }
         for run in content.tracked_runs(report)

@@ -118,16 +118,22 @@ def _move_zip(task: Any, to: Path) -> str:
 
 def _confirm(tasks: Any, task_id: str, described: Mapping[str, Any]) -> None:
     """Reads back how many scalars the server has of a task: what the SDK could not send, it drops without a word."""
-    sent = sum(len(steps) for _, _, steps, _ in described["scalars"])
-    arrived = 0
+    sent = {(title, series): len(steps) for title, series, steps, _ in described["scalars"]}
+    missing = dict(sent)
     for attempt in range(READ_BACKS if sent else 0):
         time.sleep(bool(attempt))
         found = tasks.get_task(task_id=task_id).get_all_reported_scalars(x_axis="iter")
-        arrived = sum(len(axes["x"]) for of_title in found.values() for axes in of_title.values())
-        if arrived >= sent:
+        missing = {
+            (title, series): count
+            for (title, series), count in sent.items()
+            if len(found.get(title, {}).get(series, {}).get("x", ())) < count
+        }
+        if not missing:
             return
-    if arrived < sent:
-        raise ConnectionError(f"task {task_id}: {arrived} of {sent} scalars can be read back")
+    if missing:
+        (title, series), count = next(iter(missing.items()))
+        said = f"{len(missing)} of {len(sent)} curves lack steps, first {title}/{series} with {count}"
+        raise ConnectionError(f"task {task_id}, read back: {said}")
 
 
 def _compare_address(tasks: Any, ids: list[str]) -> str:

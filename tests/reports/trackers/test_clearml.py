@@ -44,6 +44,7 @@ def same_curves(report: Report, run: str, source: Path) -> None:
     (read,) = read_runs(str(source))
     expected = report.curves[run]
     assert set(read.curves) == set(expected)
+    assert (read.zero_may_be_nan, read.skipped) == (False, ())
     for metric, curve in expected.items():
         assert read.curves[metric].steps.tolist() == curve.steps.tolist()
         np.testing.assert_array_equal(read.curves[metric].values, curve.values, err_msg=metric)
