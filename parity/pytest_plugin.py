@@ -9,6 +9,9 @@ import pytest
 if TYPE_CHECKING:
     from parity.conformance import Case
 
+GONE = pytest.StashKey[str]()
+"""Why the cases that are left cannot be asked: the engine no longer answers."""
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Adds the options of group `parity`."""
@@ -41,14 +44,21 @@ class CaseItem(pytest.Item):
     def runtest(self) -> None:
         """Runs the case against the engine."""
         from parity.conformance import check_engine
+        from parity.errors import EngineError
         from parity.findings import Status
 
-        findings = check_engine(
-            self.config.getoption("--parity-url"),
-            control=self.config.getoption("--parity-control"),
-            destructive=self.config.getoption("--parity-destructive"),
-            cases=(self.case,),
-        )
+        if gone := self.config.stash.get(GONE, ""):
+            pytest.skip(gone)
+        try:
+            findings = check_engine(
+                self.config.getoption("--parity-url"),
+                control=self.config.getoption("--parity-control"),
+                destructive=self.config.getoption("--parity-destructive"),
+                cases=(self.case,),
+            )
+        except EngineError as error:
+            self.config.stash[GONE] = f"not compared: {error}"
+            raise CaseFailed(str(error)) from error
         messages = "\n".join(finding.message for finding in findings)
         if any(finding.fails for finding in findings):
             raise CaseFailed(messages)

@@ -17,6 +17,7 @@ from parity.engine.client import EngineClient
 from parity.engine.remote import remote_engine
 from parity.errors import EngineError
 from parity.findings import Finding, Level, Severity, Status, Where
+from rollout_patch import RequestFailed
 
 __all__ = ["CASES", "Case", "check_engine"]
 
@@ -69,7 +70,10 @@ async def _check(
     findings: list[Finding] = []
     timeout = aiohttp.ClientTimeout(total=CASE_SECONDS)
     async with client, aiohttp.ClientSession(timeout=timeout) as session:
-        engine = await about(client, session)
+        try:
+            engine = await asyncio.wait_for(about(client, session), CASE_SECONDS)
+        except asyncio.TimeoutError as error:
+            raise EngineError(f"{client.url}: said nothing of itself within {CASE_SECONDS:g} s") from error
         known, gone = known_deviations(engine), ""
         for number, case in enumerate(cases):
             if progress:
@@ -85,9 +89,23 @@ async def _check(
                 findings += [
                     _excused(finding, known[case.name]) if case.name in known else finding for finding in found
                 ]
-                if any(finding.fails for finding in found) and not await client.health():
+                if number + 1 < len(cases) and any(finding.fails for finding in found) and not await _alive(client):
                     gone = case.name
     return findings
+
+
+async def _alive(client: EngineClient) -> bool:
+    """Whether the engine calls itself healthy and answers a small request, be it with a refusal, in a case's time."""
+    small = {"input_ids": [1, 2], "sampling_params": {"max_new_tokens": 1}}
+    try:
+        if not await asyncio.wait_for(client.health(), CASE_SECONDS):
+            return False
+        await asyncio.wait_for(client.generate(small), CASE_SECONDS)
+    except asyncio.TimeoutError:
+        return False
+    except RequestFailed:
+        return True
+    return True
 
 
 async def _run(case: Case, probe: Probe) -> list[Finding]:
@@ -100,7 +118,7 @@ async def _run(case: Case, probe: Probe) -> list[Finding]:
     except Broken as error:
         broken = error
     except asyncio.TimeoutError:
-        broken = Broken("response", f"within {CASE_SECONDS:.0f} s", None, f"not through after {CASE_SECONDS:.0f} s")
+        broken = Broken("response", f"within {CASE_SECONDS:g} s", None, f"not through after {CASE_SECONDS:g} s")
     except (EngineError, aiohttp.ClientError) as error:
         broken = Broken("response", "an answer", None, f"no answer: {error}")
     except (TypeError, ValueError, LookupError, AttributeError) as error:

@@ -14,6 +14,7 @@ from parity.findings import Finding, Status
 
 CASES_SHOWN = 3
 FILES_SHOWN = 3
+NAMES_SHOWN = 8
 _COLOUR = {CheckVerdict.PASS: "green", CheckVerdict.FAIL: "red", CheckVerdict.INCONCLUSIVE: "yellow"}
 _COLOUR_OF_STATE = {"FAIL": "bold red", "warning": "yellow", "inconclusive": "yellow"}
 
@@ -75,7 +76,9 @@ def headline(result: CheckResult) -> str:
     counts = ", ".join(
         f"{count:,} {name if count > 1 else name[:-1]}" for name, count in result.counts.items() if count
     )
-    parts = [f"{len(failed)} of {len(checks)} checks fail ({', '.join(failed)})" if failed else "no check fails"]
+    more = f" and {len(failed) - NAMES_SHOWN} more" if len(failed) > NAMES_SHOWN else ""
+    names = f"{', '.join(failed[:NAMES_SHOWN])}{more}"
+    parts = [f"{len(failed)} of {len(checks)} checks fail ({names})" if failed else "no check fails"]
     parts += [f"{uncompared} could not be compared"] if uncompared else []
     damaged = sum(one.damaged for one in result.omissions)
     parts += [f"files that could not be read whole: {damaged}"] if damaged else []

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import http.server
+import threading
 
 import pytest
 
 from parity.conformance import CASES, check_engine
-from parity.errors import EngineUnavailable, UsageError
+from parity.errors import EngineError, EngineUnavailable, UsageError
 from parity.findings import Level, Severity, Status
 
 BY_NAME = {case.name: case for case in CASES}
@@ -285,6 +288,59 @@ def test_an_engine_that_dies_is_named_with_the_case_that_it_did_not_survive(thro
         findings = check_engine(url, cases=cases_named("single_ids", "native_2", "single_text"))
     assert [finding.status for finding in findings] == [Status.PASS, Status.FAIL, Status.NOT_COMPARED]
     assert "did not survive the case native_2" in findings[2].message
+
+
+@pytest.fixture
+def hangs():
+    """`hangs(*paths)`: the URL of a server that is well, and never answers what is asked of these paths."""
+    with contextlib.ExitStack() as servers:
+        yield lambda *paths: servers.enter_context(hanging(paths))
+
+
+@contextlib.contextmanager
+def hanging(paths):
+    over = threading.Event()
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            if self.path in paths:
+                over.wait()
+                return
+            self.send_response(200)
+            self.send_header("Content-Length", "2")
+            self.end_headers()
+            self.wfile.write(b"{}")
+
+        do_POST = do_GET
+
+        def log_message(self, *_):
+            """Says nothing."""
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            over.set()
+            server.shutdown()
+            thread.join()
+
+
+def test_an_engine_that_hangs_costs_one_case_and_not_each(hangs, monkeypatch):
+    monkeypatch.setattr("parity.conformance.CASE_SECONDS", 0.3)
+    names = ("single_ids", "native_2", "single_text")
+    hung = check_engine(hangs("/generate"), cases=cases_named(*names))
+    assert [finding.status for finding in hung] == [Status.FAIL, Status.NOT_COMPARED, Status.NOT_COMPARED]
+    assert "not through after 0.3 s" in hung[0].message
+    wrong = check_engine(hangs(), cases=cases_named(*names))
+    assert {finding.check for finding in wrong if finding.fails} == {f"engine_{name}" for name in names}
+
+
+def test_an_engine_that_says_nothing_of_itself_is_an_error(hangs, monkeypatch):
+    monkeypatch.setattr("parity.conformance.CASE_SECONDS", 0.3)
+    with pytest.raises(EngineError, match="said nothing of itself within"):
+        check_engine(hangs("/server_info", "/get_server_info"))
 
 
 def test_nothing_to_check_is_an_error_and_not_a_finding(nowhere):

@@ -51,3 +51,10 @@ def test_without_a_url_nothing_is_added(tmp_path):
     code, output = run_pytest(tmp_path)
     assert code == 5
     assert "no tests ran" in output
+
+
+def test_where_nothing_listens_one_case_fails_by_its_name_and_the_rest_are_skipped(nowhere, tmp_path):
+    code, output = run_pytest(tmp_path, "--parity-url", nowhere, "-k", "single_ids or native_2 or seed_repeats")
+    assert (code, counts(output)) == (1, {"failed": 1, "skipped": 2})
+    assert "Cannot connect" in output
+    assert "Traceback" not in output

@@ -21,11 +21,13 @@ from host_forms import (
     write_lines,
 )
 
-from parity.checking import check_paths
+from parity.checking import CheckResult, check_paths
 from parity.cli import main
 from parity.contract_checks import Rules
 from parity.errors import InputError
 from parity.exchanges import Exchange
+from parity.findings import Finding, Level, Status
+from parity.reports.checks import headline
 from parity.samples import Rollout, Sample
 
 N = 4
@@ -328,3 +330,11 @@ def test_whatever_a_host_wrote_is_what_its_exchanges_brought(
     write_lines(lines, [one.to_json() for one in valid_exchanges(samples)])
     failed = {finding.check for finding in check_paths([tmp_path], rules).findings if finding.fails}
     assert failed == (set() if form == "verl" else {"samples_received"})
+
+
+@pytest.mark.parametrize(("failed", "named"), [(2, "(c0, c1)"), (40, "c6, c7 and 32 more)")])
+def test_the_verdict_of_many_failed_checks_stays_one_sentence(failed: int, named: str) -> None:
+    findings = tuple(Finding(f"c{number}", Level.CONTRACT, Status.FAIL, "wrong") for number in range(failed))
+    said = headline(CheckResult(findings, {"samples": 3}, (), ()))
+    assert said.startswith(f"FAIL: 3 samples: {failed} of {failed} checks fail (c0, ")
+    assert named in said
