@@ -1,6 +1,7 @@
 # make run     the first comparison: set up, train both arms, print the verdict
 # make test    set up and run the tests
 # make check   lint and types
+# make docs    write the reference again and build the site, into site/
 # make sglang  set up the real SGLang on the CPU (.venv-sglang, about 3 GB); its tests then run too
 
 PYTHON ?= python3
@@ -9,7 +10,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 SGLANG_INSTALLED := .venv-sglang/.installed
 
-.PHONY: run test check sglang
+.PHONY: run test check docs sglang
 
 run: $(INSTALLED)
 	$(BIN)/parity run --baseline --experiment native
@@ -22,6 +23,11 @@ check: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: $(INSTALLED)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	$(BIN)/python tools/docs/reference.py
+	$(BIN)/mkdocs build --strict
 
 sglang: $(SGLANG_INSTALLED)
 

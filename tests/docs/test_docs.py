@@ -1,0 +1,254 @@
+"""The documentation: its links lead somewhere, its commands are commands, and its reference is the code's."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+
+import click
+import orjson
+import pytest
+import yaml
+from click.testing import CliRunner
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+from recorded_runs import recorded, write_log
+
+from parity.cli import cli
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
+WORKFLOW = ROOT / "docs" / "workflows" / "rollout-parity.yml"
+HOST_TEST = ROOT / "docs" / "workflows" / "test_rollout_contract.py"
+GOLDEN = ROOT / "tests" / "data" / "sglang-0.5.23-cpu.exchanges.jsonl"
+MARKDOWN = MarkdownIt("gfm-like", {"linkify": False})
+SHELL_ENDS = ("|", "||", "&", "&&", ";", ">")
+
+
+def tokens(text: str) -> Iterator[Token]:
+    for token in MARKDOWN.parse(text):
+        yield token
+        yield from token.children or ()
+
+
+def links(page: Path) -> Iterator[str]:
+    for token in tokens(page.read_text()):
+        if target := token.attrs.get("href") or token.attrs.get("src"):
+            yield str(target)
+
+
+@cache
+def anchors(page: Path) -> list[str]:
+    """The anchors of headings, as GitHub makes them: lower case, no punctuation, spaces as hyphens."""
+    stream = MARKDOWN.parse(page.read_text())
+    headings = [inline for opening, inline in pairwise(stream) if opening.type == "heading_open"]
+    words = ("".join(part.content for part in inline.children or ()) for inline in headings)
+    return [re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-") for text in words]
+
+
+def broken(page: Path) -> list[str]:
+    found = []
+    for link in links(page):
+        if link.startswith("https://"):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            found.append(link)
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_and_anchors_lead_somewhere(page):
+    assert broken(page) == []
+
+
+def test_a_link_to_nowhere_is_found(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("# A `b` (c)\n\n[one](#a-b-c) [two](#a-b-d) [three](page.md#a-b-c) ![four](gone.png)\n")
+    assert broken(page) == ["#a-b-d", "gone.png"]
+
+
+def test_headings_that_are_linked_to_have_one_meaning():
+    for page in (ROOT / "docs" / "reference").glob("*.md"):
+        assert len(set(anchors(page))) == len(anchors(page)), page
+
+
+def test_links_of_the_site_stay_in_the_site():
+    for page in (ROOT / "docs").rglob("*.md"):
+        outside = [link for link in links(page) if not link.startswith(("https://", "#")) and link.count("../") > 1]
+        assert outside == [], page
+
+
+def shown_in(navigation) -> Iterator[str]:
+    for entry in navigation:
+        for value in entry.values():
+            yield from shown_in(value) if isinstance(value, list) else (value,)
+
+
+def test_the_site_shows_every_page():
+    navigation = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
+    pages = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")}
+    assert set(shown_in(navigation)) == pages
+
+
+def generator():
+    spec = importlib.util.spec_from_file_location("docs_reference", ROOT / "tools" / "docs" / "reference.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_reference_is_what_the_code_says():
+    for path, text in generator().pages():
+        assert path.read_text() == text, f"{path.name} is out of date: python tools/docs/reference.py writes it"
+
+
+def commands_in(text: str) -> Iterator[str]:
+    """Lines of code that begin with `parity`, and inline code that is more than a command's name."""
+    for token in tokens(text):
+        if token.type in ("fence", "code_block") or (token.type == "code_inline" and len(token.content.split()) > 2):
+            yield from shell_commands(token.content)
+
+
+def commands_named(text: str) -> Iterator[str]:
+    for token in tokens(text):
+        if token.type == "code_inline" and token.content.startswith("parity "):
+            yield token.content.split()[1]
+
+
+def shell_commands(code: str) -> Iterator[str]:
+    for line in code.replace("\\\n", " ").splitlines():
+        if line.strip().startswith("parity "):
+            yield line.strip()
+
+
+def documented() -> dict[str, str]:
+    """Every command that is documented, and where."""
+    found = {command: page.name for page in PAGES for command in commands_in(page.read_text())}
+    for name, command in cli.commands.items():
+        text = f"{command.help}\n{command.epilog}"
+        found |= {line: f"{name} --help" for line in shell_commands(text)}
+    for job in yaml.safe_load(WORKFLOW.read_text())["jobs"].values():
+        runs = "\n".join(step.get("run", "") for step in job["steps"])
+        found |= {line: WORKFLOW.name for line in shell_commands(runs)}
+    return found
+
+
+def parse(line: str) -> click.Context:
+    """Parses a command line by the command's own parser; files that it names are made, below the current directory."""
+    words = shlex.split(line, comments=True)
+    end = next((place for place, word in enumerate(words) if word in SHELL_ENDS), len(words))
+    words = [word.removeprefix("/").replace("<arm>", "native") for word in words[1:end]]
+    for word in words[1:]:
+        path = Path(word)
+        if not word.startswith("-") and "://" not in word and "=" not in word and not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("") if path.suffix else path.mkdir()
+    name, command, rest = cli.resolve_command(click.Context(cli), words)
+    return command.make_context(name, rest)
+
+
+def test_documented_commands_are_commands(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    commands = documented()
+    assert len(commands) > 50
+    for line, place in commands.items():
+        try:
+            parse(line)
+        except click.ClickException as error:
+            pytest.fail(f"{place}: {line}: {error.format_message()}")
+
+
+def test_commands_that_are_named_exist():
+    for page in PAGES:
+        assert set(commands_named(page.read_text())) <= set(cli.commands), page
+
+
+@pytest.mark.parametrize("line", ["parity chekc dumps", "parity run --arms native", "parity report --lang fr DIR"])
+def test_a_command_that_does_not_parse_is_found(line, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(click.UsageError):
+        parse(line)
+
+
+def run(line: str) -> tuple[int, str]:
+    """Runs a documented command in this process."""
+    assert line in documented(), "no page shows this command"
+    result = CliRunner().invoke(cli, shlex.split(" ".join(expanded(line)))[1:])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result.exit_code, result.output
+
+
+def expanded(line: str) -> Iterator[str]:
+    """The words of a line, its patterns as a shell expands them."""
+    for word in line.split():
+        yield from sorted(map(str, Path().glob(word))) if "*" in word else (word,)
+
+
+def test_the_commands_on_logged_runs_work(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("logs").mkdir()
+    for seed in range(3):
+        write_log(Path(f"logs/stock-{seed}.log"), recorded("stock", seed))
+        write_log(Path(f"logs/native-{seed}.log"), recorded("native", 10 + seed, shift=0.3))
+    code, output = run(
+        "parity compare --baseline logs/stock-*.log --experiment logs/native-*.log --margin rollout/raw_reward=0.03"
+    )
+    assert (code, "DIFFERENT" in output) == (1, True)
+
+
+def test_the_command_that_plans_works():
+    code, output = run("parity plan --margin reward=0.02 --sigma reward=0.185 --sigma-run reward=0.035")
+    assert code == 0
+    assert "Cheapest design that shows the margin" in output
+
+
+def recording(directory: Path, lose_last: bool) -> Path:
+    """A native request of 8 samples as the real engine answered it, or with its last output lost."""
+    (exchange,) = (row for row in map(orjson.loads, GOLDEN.read_bytes().splitlines()) if row.get("case") == "native-n8")
+    if lose_last:
+        exchange["response"].pop()
+    directory.mkdir()
+    (directory / "rollout.exchanges.jsonl").write_bytes(orjson.dumps(exchange) + b"\n")
+    return directory
+
+
+@pytest.mark.parametrize(("lose_last", "expected"), [(False, 0), (True, 1)])
+def test_the_command_on_recordings_works(lose_last, expected, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    recording(Path("recordings"), lose_last)
+    assert run("parity check recordings/ --group-size 8")[0] == expected
+
+
+def run_host_test(directory: Path, **environment: str) -> tuple[int, str]:
+    (directory / "pytest.ini").write_text("[pytest]\n")
+    (directory / HOST_TEST.name).write_text(HOST_TEST.read_text())
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", HOST_TEST.name]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
+    done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True)
+    return done.returncode, done.stdout
+
+
+def test_the_example_for_hosts_passes_what_the_engine_sent(tmp_path):
+    code, output = run_host_test(tmp_path, ROLLOUT_DUMPS=str(recording(tmp_path / "dumps", lose_last=False)))
+    assert (code, "1 passed" in output) == (0, True), output
+
+
+def test_the_example_for_hosts_fails_where_an_output_is_lost(tmp_path):
+    code, output = run_host_test(tmp_path, ROLLOUT_DUMPS=str(recording(tmp_path / "dumps", lose_last=True)))
+    assert (code, "output_count" in output) == (1, True), output
+
+
+def test_the_example_for_hosts_fails_where_nothing_was_saved(tmp_path):
+    (tmp_path / "dumps").mkdir()
+    code, output = run_host_test(tmp_path, ROLLOUT_DUMPS="dumps")
+    assert code == 1, output
