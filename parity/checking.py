@@ -7,6 +7,7 @@ any, against its samples. Samples stream through the rules a part at a time, exc
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -145,7 +146,8 @@ def check_sources(
 
     Raises:
         InputError: As `check_paths`.
-        UsageError: As `check_paths`; or a URL stands beside other sources, or options do not fit the source.
+        UsageError: As `check_paths`; or a URL stands beside other sources or lacks its http://, or options do not fit
+            the source.
         EngineError: The engine at the URL does not answer.
     """
     if any(source.startswith(("http://", "https://")) for source in sources):
@@ -156,6 +158,9 @@ def check_sources(
 
         findings = check_engine(sources[0], destructive=destructive, control=control, progress=watcher)
         return CheckResult(tuple(findings), {"checks": len({finding.check for finding in findings})}, (), ())
+    for source in sources:
+        if re.fullmatch(r"[\w.-]+:\d+/?", source) and not Path(source).exists():
+            raise UsageError(f"{source}: no such file; an engine is named by its URL: http://{source}")
     if destructive or control:
         raise UsageError("--destructive and --control are about a live engine, at a URL")
     rules = Rules(

@@ -338,3 +338,14 @@ def test_the_verdict_of_many_failed_checks_stays_one_sentence(failed: int, named
     said = headline(CheckResult(findings, {"samples": 3}, (), ()))
     assert said.startswith(f"FAIL: 3 samples: {failed} of {failed} checks fail (c0, ")
     assert named in said
+
+
+def test_an_engine_named_without_its_scheme_is_told_how_and_a_file_of_such_a_name_is_read(
+    check: Callable[..., tuple[int, str, str]], valid_samples: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, _, said = check("localhost:30000")
+    assert code == 2
+    assert "http://localhost:30000" in said
+    write_lines(Path("localhost:30000"), [one.to_json() for one in valid_samples()])
+    assert check("localhost:30000", "--group-size", N)[0] == 0
