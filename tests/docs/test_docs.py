@@ -181,16 +181,17 @@ def test_a_command_that_does_not_parse_is_found(line, tmp_path, monkeypatch):
 
 
 def run(line: str) -> tuple[int, str]:
-    """Runs a documented command in this process."""
+    """Runs a documented command in this process, as outside of GitHub Actions."""
     assert line in documented(), "no page shows this command"
-    result = CliRunner().invoke(cli, shlex.split(" ".join(expanded(line)))[1:])
+    runner = CliRunner(env={"GITHUB_ACTIONS": None, "GITHUB_STEP_SUMMARY": None})
+    result = runner.invoke(cli, list(expanded(line))[1:])
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
     return result.exit_code, result.output
 
 
 def expanded(line: str) -> Iterator[str]:
     """The words of a line, its patterns as a shell expands them."""
-    for word in line.split():
+    for word in shlex.split(line):
         yield from sorted(map(str, Path().glob(word))) if "*" in word else (word,)
 
 
