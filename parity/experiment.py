@@ -30,6 +30,21 @@ DEFAULT_MARGINS: Mapping[str, float] = {
 """Largest run-level difference that counts as the same, by metric: absolute, in its unit (grad norm: of its log)."""
 
 
+def check_question(baseline: str, experiment: str, engine: str) -> None:
+    """Checks what every comparison is asked for.
+
+    Raises:
+        UsageError: An arm or the engine is not one that there is, or both arms are the same.
+    """
+    for arm in (baseline, experiment):
+        if arm not in ARMS:
+            raise UsageError(f"no arm {arm!r}: there are {', '.join(ARMS)}")
+    if baseline == experiment:
+        raise UsageError(f"both arms are {baseline!r}: a comparison needs two different ones")
+    if "://" not in engine and engine not in ENGINES:
+        raise UsageError(f"no engine {engine!r}: expected {', '.join(ENGINES)} or a URL")
+
+
 @dataclass(frozen=True, slots=True)
 class ExperimentConfig:
     """What an experiment asks for.
@@ -71,11 +86,7 @@ class ExperimentConfig:
         Raises:
             UsageError: An arm, a design, a count or a fault is not one that there is.
         """
-        for arm in (self.baseline, self.experiment):
-            if arm not in ARMS:
-                raise UsageError(f"no arm {arm!r}: there are {', '.join(ARMS)}")
-        if self.baseline == self.experiment:
-            raise UsageError(f"both arms are {self.baseline!r}: a comparison needs two different ones")
+        check_question(self.baseline, self.experiment, self.engine)
         unknown = set(self.designs) - set(DESIGNS)
         if unknown:
             raise UsageError(f"no design {sorted(unknown)}: there are {', '.join(DESIGNS)}")
@@ -86,8 +97,6 @@ class ExperimentConfig:
                 raise UsageError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(self, name)}")
         if not 0 < self.probe_share <= 1:
             raise UsageError(f"--probe-share is a share of the prompts above 0 and up to 1, not {self.probe_share}")
-        if "://" not in self.engine and self.engine not in ENGINES:
-            raise UsageError(f"no engine {self.engine!r}: expected {', '.join(ENGINES)} or a URL")
         if "://" in self.engine and not self.control:
             raise UsageError(f"training pushes weights to {self.engine}: allow it with --control")
         if self.plants:

@@ -22,9 +22,6 @@ from parity.findings import Finding, Level, Status, Where
 from parity.samples import SCHEMA, Rollout
 from rollout_patch import Post
 
-ARM_SPECIFIC = ("arm", "engine_id", "cached_tokens", "extra")
-"""Sample fields that may differ between arms that sampled the same: how it was asked, who answered, what was cached."""
-
 COMPARED = (
     "prompt_ids",
     "media_sha256",
@@ -45,7 +42,8 @@ COMPARED = (
     "reward",
     "advantage",
 )
-"""Sample fields that must be equal bit for bit, causes before effects.
+"""Sample fields that must be equal bit for bit, causes before effects: all but how it was asked, who answered, what was
+cached, and `extra`.
 
 Weight versions are compared by which samples share one: each run may name its own."""
 

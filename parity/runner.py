@@ -30,7 +30,7 @@ from parity.replay import replaying_post
 from parity.samples import Rollout, Sample
 from parity.store import RunStore, amend_experiment, create_experiment, exclusive, read_experiment, run_store
 from parity.training.policy import load_tokenizer, policy_config
-from parity.training.rollouts import RolloutResult, generate_rollout
+from parity.training.rollouts import REQUEST_RETRIES, RolloutResult, generate_rollout
 from parity.training.tasks import Task, get_task
 from parity.training.trainer import Trainer
 from parity.training.warm_start import warm_start
@@ -44,9 +44,6 @@ from rollout_patch import (
     probe,
     switchback,
 )
-
-REQUEST_RETRIES = 2
-"""How often one request is sent again before its step is begun again."""
 
 STEP_ATTEMPTS = 5
 """How often a step is begun before the run gives up."""

@@ -13,15 +13,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from parity.errors import InputError
+from parity.experiment import DEFAULT_MARGINS
 from parity.findings import Finding, Level, Severity, Status, Verdict
 from parity.samples import Rollout
 from parity.statistics.findings import STATUS_OF_VERDICT, metric_finding
 from parity.statistics.monitor import Monitor, Watched
 from parity.statistics.sequential import bernoulli_log_e
-from parity.statistics.values import ALPHA
+from parity.statistics.values import ALPHA, Floats
 
 POLICIES = ("switchback", "probe")
 
@@ -33,10 +35,7 @@ LOG_PROBS = "rollout/rollout_log_probs"
 DUPLICATES = "rollout/duplicate_pairs"
 
 TRAJECTORY_MARGINS: Mapping[str, float] = {
-    REWARD: 0.10,
-    LENGTH: 0.50,
-    TRUNCATED: 0.05,
-    REWARD_SPREAD: 0.10,
+    **{metric: DEFAULT_MARGINS[metric] for metric in (REWARD, LENGTH, TRUNCATED, REWARD_SPREAD)},
     LOG_PROBS: 0.10,
     DUPLICATES: 0.05,
 }
@@ -111,7 +110,15 @@ def drawn_groups(rollout: Rollout, bounds: GroupBounds) -> tuple[list[DrawnGroup
         if policies.setdefault(key, policy) != policy:
             raise InputError(f"step {step}, group {index}: samples assigned by {policies[key]} and by {policy}")
         rows.setdefault(key, []).append(row)
-    return [_measure(rollout, key, policies[key], of_group, bounds) for key, of_group in rows.items()], len(undrawn)
+    columns, responses = _columns(rollout, bounds), _responses(rollout)
+    groups = []
+    for (step, index, arm), of_group in rows.items():
+        values, scales = _measure(columns, np.array(of_group), f"step {step}, group {index}")
+        own = [responses[row] for row in of_group]
+        if len(own) > 1 and None not in own:
+            values[DUPLICATES], scales[DUPLICATES] = _equal_pairs(own), 1.0
+        groups.append(DrawnGroup(step, index, policies[step, index, arm], arm, values, scales))
+    return groups, len(undrawn)
 
 
 def of_drawn_arm(rollout: Rollout, arm: str) -> Rollout:
@@ -131,51 +138,66 @@ def _read_assignment(assignment: Any, where: str) -> tuple[str, str, bool]:
     return policy, arm, policy != "fixed" and assignment.get("probability") != 1
 
 
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """One value a sample, (N,), NaN where it is not known; it lies between `low` and `low + width`, (N,)."""
+
+    values: Floats
+    low: float
+    width: Floats
+
+
+def _columns(rollout: Rollout, bounds: GroupBounds) -> dict[str, _Column]:
+    """What a group's statistics are means of, by metric."""
+    low, high = bounds.reward
+    ids, log_probs = rollout.ragged("output_ids"), rollout.ragged("logprobs")
+    caps, known = rollout.numbers("max_new_tokens")
+    caps = np.where(known, caps, bounds.max_new_tokens or np.nan)
+    lengths = np.where(ids.valid & (caps > 0), ids.lengths, np.nan)
+    sums = np.bincount(log_probs.rows_of_values, weights=log_probs.values, minlength=len(rollout))
+    nats = np.where(log_probs.valid, np.clip(-sums / np.maximum(log_probs.lengths, 1), 0, CLIPPED_NATS), np.nan)
+    reasons = rollout.strings("finish_reason")
+    truncated = np.where(reasons == None, np.nan, reasons == "length")  # noqa: E711 - element by element
+    every = np.ones(len(rollout))
+    return {
+        REWARD: _Column(rollout.numbers("reward")[0], low, (high - low) * every),
+        LENGTH: _Column(lengths, 0.0, caps),
+        LOG_PROBS: _Column(nats, 0.0, CLIPPED_NATS * every),
+        TRUNCATED: _Column(truncated.astype(np.float64), 0.0, every),
+    }
+
+
+def _responses(rollout: Rollout) -> list[bytes | None]:
+    """Each sample's tokens, as what can be compared; None where they are not known."""
+    ids = rollout.ragged("output_ids")
+    return [ids[row].tobytes() if valid else None for row, valid in enumerate(ids.valid)]
+
+
 def _measure(
-    rollout: Rollout, key: tuple[int, int, str], policy: str, rows: Sequence[int], bounds: GroupBounds
-) -> DrawnGroup:
-    step, index, arm = key
-    samples = Rollout(rollout.table.take(rows))
+    columns: Mapping[str, _Column], rows: npt.NDArray[np.int64], where: str
+) -> tuple[dict[str, float], dict[str, float]]:
+    """A group's statistics in [0, 1] and their scales, without those that a sample lacks the value of."""
     values: dict[str, float] = {}
     scales: dict[str, float] = {}
-
-    def add(metric: str, scaled: Any, scale: float) -> None:
-        if np.isnan(scaled).any():
-            return
-        outside = [value for value in np.atleast_1d(scaled) if not 0 <= value <= 1]
-        if outside:
+    for metric, column in columns.items():
+        own, width = column.values[rows], column.width[rows]
+        if np.isnan(own).any():
+            continue
+        scaled = (own - column.low) / width
+        outside = own[~((scaled >= 0) & (scaled <= 1))]
+        if outside.size:
             raise InputError(
-                f"step {step}, group {index}: {metric} {outside[0] * scale:.4g} is outside its bounds; "
+                f"{where}: {metric} {outside[0]:.4g} is outside its bounds; "
                 "say what a reward can be with --reward-range, and a response with --max-new-tokens"
             )
-        values[metric], scales[metric] = float(np.mean(scaled)), scale
-
-    low, high = bounds.reward
-    rewards, known = samples.numbers("reward")
-    if known.all():
-        scaled = (rewards - low) / (high - low)
-        add(REWARD, scaled, high - low)
-        if len(rows) > 1:
-            add(REWARD_SPREAD, 2 * scaled.std(), (high - low) / 2)  # no more than half of the range
-    ids = samples.ragged("output_ids")
-    caps, known = samples.numbers("max_new_tokens")
-    caps = np.where(known, caps, bounds.max_new_tokens or np.nan)
-    if ids.valid.all():
-        if (caps > 0).all():
-            add(LENGTH, ids.lengths / caps, float(caps.max()))
-        if len(rows) > 1:
-            add(DUPLICATES, _equal_pairs([ids[row].tobytes() for row in range(len(rows))]), 1.0)
-    log_probs = samples.ragged("logprobs")
-    if log_probs.valid.all():
-        sums = np.bincount(log_probs.rows_of_values, weights=log_probs.values, minlength=len(rows))
-        add(LOG_PROBS, np.clip(-sums / np.maximum(log_probs.lengths, 1), 0, CLIPPED_NATS) / CLIPPED_NATS, CLIPPED_NATS)
-    reasons = samples.strings("finish_reason")
-    if all(reason is not None for reason in reasons):
-        add(TRUNCATED, (reasons == "length").astype(np.float64), 1.0)
-    return DrawnGroup(step, index, policy, arm, values, scales)
+        values[metric], scales[metric] = float(scaled.mean()), float(width.max())
+        if metric == REWARD and len(rows) > 1:
+            # A standard deviation is no more than half of the range.
+            values[REWARD_SPREAD], scales[REWARD_SPREAD] = 2 * float(scaled.std()), scales[REWARD] / 2
+    return values, scales
 
 
-def _equal_pairs(responses: Sequence[bytes]) -> float:
+def _equal_pairs(responses: Sequence[bytes | None]) -> float:
     """The share of a group's pairs of samples whose tokens are the same."""
     counts = np.array(list(Counter(responses).values()))
     return float((counts * (counts - 1)).sum() / (len(responses) * (len(responses) - 1)))

@@ -27,8 +27,27 @@ class Assignment:
     probability: float
 
     def to_json(self) -> dict[str, Any]:
-        """The assignment as a log holds it."""
+        """The assignment as a log of groups holds it."""
         return {"design": self.design, "arms": list(self.arms), "probability": self.probability}
+
+    def of_samples(self, arm: str, *, seed: int, rollout_id: int, group_index: int) -> dict[str, Any]:
+        """What each sample of the group in one of its arms carries under ``assignment``.
+
+        Args:
+            arm: One of the group's arms.
+            seed: What the draw was made with.
+            rollout_id: The group's rollout.
+            group_index: The group's number in it.
+        """
+        trained = arm == self.arms[0]
+        return {
+            "policy": self.design,
+            "seed": seed,
+            "unit": f"{rollout_id}/{group_index}",
+            "arm": arm,
+            "probability": self.probability if trained else 1 - self.probability,
+            "trained": trained,
+        }
 
 
 def fixed(arm: str) -> Assignment:

@@ -5,15 +5,23 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Iterable
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
 
-from parity.cli.shared import EXIT_CODES, EXIT_HELP, counting, publish_to, tell_github, tracker_options
-from parity.errors import UsageError
+from parity.cli.shared import (
+    EXIT_CODES,
+    EXIT_HELP,
+    counting,
+    new_directory,
+    parse_margins,
+    parse_pairs,
+    publish_to,
+    tell_github,
+    tracker_options,
+)
 from parity.reports.trackers import Targets
 
 COMPARE_EXAMPLES = """\b
@@ -101,8 +109,8 @@ def compare(
     from parity.reports.comparison import print_comparison
     from parity.reports.write import write_report
 
-    stated = {metric: _positive(metric, value) for metric, value in _pairs("--margin", margins)}
-    question = Question(margins_of(stated, bool(history)), min_steps, dict(_pairs("--ended", ended)))
+    stated = parse_margins(margins)
+    question = Question(margins_of(stated, bool(history)), min_steps, parse_pairs("--ended", ended))
     known = load_names(names) if names else Names()
     sides = (("baseline", baseline), ("experiment", experiment), ("history", history))
     runs: dict[str, list[Any]] = {side: [] for side, _ in sides}
@@ -114,7 +122,7 @@ def compare(
                 watcher(sum(map(len, runs.values())), total, source)
     facts = {"commands": [shlex.join(["parity", *sys.argv[1:]])], "versions": versions()}
     report = compare_runs(runs["baseline"], runs["experiment"], runs["history"], question, facts)
-    directory = (out or Path("parity-out") / datetime.now(timezone.utc).strftime("%Y%m%d-%H%M%S")) / "report"
+    directory = (out or new_directory()) / "report"
     files = write_report(report, directory)
     tell_github(report)
     console = Console(stderr=as_json, highlight=False)
@@ -127,23 +135,3 @@ def compare(
         console.print(f"report: {files[-1]}", style="dim")
     publish_to(targets, report, directory)
     sys.exit(EXIT_CODES[report.verdict.verdict])
-
-
-def _pairs(option: str, texts: Iterable[str]) -> list[tuple[str, str]]:
-    pairs = []
-    for text in texts:
-        name, equals, value = text.rpartition("=")
-        if not (name and equals and value):
-            raise UsageError(f"{option} {text}: expected NAME=VALUE")
-        pairs.append((name, value))
-    return pairs
-
-
-def _positive(metric: str, text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError as error:
-        raise UsageError(f"--margin {metric}={text}: not a number") from error
-    if not 0 < value < float("inf"):
-        raise UsageError(f"--margin {metric}={text}: a margin is positive and finite")
-    return value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import click
 from rich.console import Console
 
 from parity.cli.compare import SeveralValues
-from parity.cli.shared import counting
+from parity.cli.shared import counting, parse_numbers
 from parity.errors import NotRecognised, UsageError
 
 PLAN_EXAMPLES = """\b
@@ -68,13 +68,14 @@ def plan(
     from parity.reports.planning import cheapest, print_plan
 
     stated: dict[str, planning.Spread] = {}
-    for field, option in (("group", "sigmas"), ("run", "run_sigmas"), ("mean", "means")):
-        for metric, value in _numbers(asked.pop(option)).items():
+    fields = (("group", "--sigma", "sigmas"), ("run", "--sigma-run", "run_sigmas"), ("mean", "--mean", "means"))
+    for field, option, name in fields:
+        for metric, value in parse_numbers(option, asked.pop(name)).items():
             known: dict[str, Any] = {field: value}
             stated = planning.merged(stated, {metric: planning.Spread(metric, **known)})
     setting = planning.Setting(**asked)
     spreads = planning.merged(stated, _measured(history, setting.group_size, quiet)) if history else stated
-    made = planning.plan(_numbers(margins), spreads, setting, np.random.default_rng(seed))
+    made = planning.plan(parse_numbers("--margin", margins), spreads, setting, np.random.default_rng(seed))
     console = Console(stderr=as_json, highlight=False)
     if as_json:
         sys.stdout.buffer.write(orjson.dumps(made.to_json(), option=orjson.OPT_INDENT_2) + b"\n")
@@ -82,17 +83,6 @@ def plan(
         console.print(cheapest(made), markup=False)
     else:
         print_plan(made, console)
-
-
-def _numbers(given: Iterable[str]) -> dict[str, float]:
-    found = {}
-    for text in given:
-        name, _, value = text.partition("=")
-        try:
-            found[name] = float(value)
-        except ValueError as error:
-            raise UsageError(f"METRIC=VALUE is expected, such as reward=0.02, not {text!r}") from error
-    return found
 
 
 def _measured(history: tuple[str, ...], group_size: int, quiet: bool) -> Mapping[str, Any]:

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,20 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from parity.cli.shared import EXIT_HELP, EXIT_INTERRUPTED, cache_directory, conclude, tracker_options
+from parity.cli.shared import (
+    EXIT_HELP,
+    arm_options,
+    cache_directory,
+    conclude,
+    given_options,
+    interruptible,
+    new_directory,
+    tracker_options,
+)
 from parity.errors import UsageError
 from parity.experiment import DESIGNS, ExperimentConfig
 from parity.reports.trackers import Targets
 from parity.training.config import TrainingConfig
-from rollout_patch import ARMS
 
 TRAINING = TrainingConfig()
 
@@ -37,16 +44,7 @@ Examples:
 
 
 @click.command(epilog=RUN_EXAMPLES + "\n" + EXIT_HELP)
-@click.option(
-    "--baseline",
-    is_flag=False,
-    flag_value="per-sample",
-    default="per-sample",
-    type=click.Choice(ARMS),
-    show_default=True,
-    help="The arm compared with; alone it means per-sample.",
-)
-@click.option("--experiment", type=click.Choice(ARMS), default="native", show_default=True, help="The arm in question.")
+@arm_options
 @click.option("--engine", default="embedded", show_default=True, help="embedded, sglang, or the URL of a deployment.")
 @click.option(
     "--control", is_flag=True, help="Allow weight updates on a deployment at a URL; it must see this file system."
@@ -104,13 +102,13 @@ def run(
     """
     if resume and out is None:
         raise UsageError("--resume needs --out: the directory of the experiment to go on with")
-    directory = out or Path("parity-out") / datetime.now(timezone.utc).strftime("%Y%m%d-%H%M%S")
+    directory = out or new_directory()
     config = _run_config(context, asked, directory if resume else None)
     config.validate()
     from parity.runner import Watcher, run_experiment  # imports torch, so only once it is needed
 
     console = Console(stderr=as_json, highlight=False)
-    with _interruptible(directory), _watching(console, quiet) as (step, note):
+    with interruptible("run", directory), _watching(console, quiet) as (step, note):
         run_experiment(
             config,
             directory,
@@ -126,11 +124,7 @@ def _run_config(context: click.Context, asked: dict[str, Any], resumed: Path | N
     """The configuration asked for: the defaults, or those on disk when resuming, with the options given."""
     from parity.store import read_experiment
 
-    given: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, (list, tuple)) else value
-        for name, value in asked.items()
-        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
-    }
+    given = given_options(context, asked)
     training = {"lr": "learning_rate", "groups": "groups_per_step", "group_size": "group_size"}
     changes: dict[str, Any] = {field: given.pop(option) for option, field in training.items() if option in given}
     if resumed is None:
@@ -138,16 +132,6 @@ def _run_config(context: click.Context, asked: dict[str, Any], resumed: Path | N
     else:
         config = replace(ExperimentConfig.from_json(read_experiment(resumed).get("config")), **given)
     return replace(config, training=replace(config.training, **changes))
-
-
-@contextmanager
-def _interruptible(directory: Path) -> Iterator[None]:
-    """Ends on Ctrl-C with the command that goes on from here."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        click.echo(f"\ninterrupted; go on with: parity run --out {shlex.quote(str(directory))} --resume", err=True)
-        sys.exit(EXIT_INTERRUPTED)
 
 
 @contextmanager

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,17 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from parity.cli.shared import EXIT_CODES, EXIT_HELP, EXIT_INTERRUPTED, cache_directory
+from parity.cli.shared import (
+    EXIT_CODES,
+    EXIT_HELP,
+    arm_options,
+    cache_directory,
+    given_options,
+    interruptible,
+    new_directory,
+    parse_numbers,
+)
 from parity.errors import UsageError
-from rollout_patch import ARMS
 
 SAMPLE_EXAMPLES = """\b
 Examples:
@@ -30,16 +37,7 @@ Examples:
 
 
 @click.command(epilog=SAMPLE_EXAMPLES + "\n" + EXIT_HELP)
-@click.option(
-    "--baseline",
-    is_flag=False,
-    flag_value="per-sample",
-    default="per-sample",
-    type=click.Choice(ARMS),
-    show_default=True,
-    help="The arm compared with; alone it means per-sample.",
-)
-@click.option("--experiment", type=click.Choice(ARMS), default="native", show_default=True, help="The arm in question.")
+@arm_options
 @click.option(
     "--engine",
     default="embedded",
@@ -82,7 +80,7 @@ def sample(context: click.Context, /, out: Path | None, resume: bool, as_json: b
     """
     if resume and out is None:
         raise UsageError("--resume needs --out: the directory of the samples to go on with")
-    directory = out or Path("parity-out") / datetime.now(timezone.utc).strftime("sample-%Y%m%d-%H%M%S")
+    directory = out or new_directory("sample-")
     config = _config(context, asked, directory if resume else None)
     config.validate()
     from parity.reports.sampling import headline, print_sampling, write_sampling
@@ -90,7 +88,7 @@ def sample(context: click.Context, /, out: Path | None, resume: bool, as_json: b
 
     console = Console(stderr=as_json, highlight=False)
     command = shlex.join(["parity", *sys.argv[1:]])
-    with _interruptible(directory), _watching(console, quiet) as (block, note):
+    with interruptible("sample", directory), _watching(console, quiet) as (block, note):
         result = sample_arms(
             config, directory, command=command, watcher=Watcher(block, note), cache=cache_directory(), resume=resume
         )
@@ -110,15 +108,11 @@ def _config(context: click.Context, asked: dict[str, Any], resumed: Path | None)
     from parity.sampling import MARGINS, SamplingConfig
     from parity.sampling.store import read_config
 
-    asked["margins"] = {**MARGINS, **dict(map(_margin, asked["margins"]))}
+    asked["margins"] = {**MARGINS, **parse_numbers("--margin", asked["margins"])}
     if resumed is None:
         return SamplingConfig(**asked)
     config = read_config(resumed)
-    given = {
-        name: value
-        for name, value in asked.items()
-        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
-    }
+    given = given_options(context, asked)
     differ = [name for name, value in given.items() if name != "max_groups" and getattr(config, name) != value]
     if differ:
         raise UsageError(
@@ -128,24 +122,6 @@ def _config(context: click.Context, asked: dict[str, Any], resumed: Path | None)
     if more < config.max_groups:
         raise UsageError(f"--max-groups {more} is less than the {config.max_groups} asked for before")
     return replace(config, max_groups=more)
-
-
-def _margin(given: str) -> tuple[str, float]:
-    name, _, value = given.partition("=")
-    try:
-        return name, float(value)
-    except ValueError as error:
-        raise UsageError(f"--margin takes METRIC=VALUE, such as reward=0.02, not {given!r}") from error
-
-
-@contextmanager
-def _interruptible(directory: Path) -> Iterator[None]:
-    """Ends on Ctrl-C with the command that goes on from here."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        click.echo(f"\ninterrupted; go on with: parity sample --out {shlex.quote(str(directory))} --resume", err=True)
-        sys.exit(EXIT_INTERRUPTED)
 
 
 @contextmanager

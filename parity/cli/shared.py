@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import datetime, timezone
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,15 +20,16 @@ from parity.errors import UsageError
 from parity.findings import Verdict
 from parity.reports.trackers import Targets, check_installed, publish
 from parity.reports.words import Language
+from rollout_patch import ARMS
 
 if TYPE_CHECKING:
     from parity.reports.document import Report  # imports scipy, which takes seconds
 
 EXIT_CODES = {Verdict.PARITY: 0, Verdict.DIFFERENT: 1, Verdict.INCONCLUSIVE: 3}
 EXIT_ERROR = 2
-NO_TARGETS = Targets()
 EXIT_INTERRUPTED = 130
 EXIT_HELP = "Exit code: 0 parity, 1 different, 2 wrong input or command, 3 inconclusive."
+NO_TARGETS = Targets()
 
 
 def cache_directory() -> Path:
@@ -122,21 +125,89 @@ def tell_github(report: Report, language: Language = "en") -> None:
         github.add_summary(report, Path(path), language)
 
 
-def parse_margins(texts: Sequence[str], known: Collection[str]) -> dict[str, float]:
-    """Reads ``METRIC=VALUE`` options.
+def arm_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Adds the options that name the two arms."""
+    experiment = click.option(
+        "--experiment", type=click.Choice(ARMS), default="native", show_default=True, help="The arm in question."
+    )
+    baseline = click.option(
+        "--baseline",
+        is_flag=False,
+        flag_value="per-sample",
+        default="per-sample",
+        type=click.Choice(ARMS),
+        show_default=True,
+        help="The arm compared with; alone it means per-sample.",
+    )
+    return baseline(experiment(command))
+
+
+def given_options(context: click.Context, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that stand on the command line, without those that have their defaults."""
+    source = click.core.ParameterSource.COMMANDLINE
+    return {name: value for name, value in asked.items() if context.get_parameter_source(name) is source}
+
+
+def new_directory(prefix: str = "") -> Path:
+    """Where results go if nobody says: named by the time, in UTC."""
+    return Path("parity-out") / datetime.now(timezone.utc).strftime(f"{prefix}%Y%m%d-%H%M%S")
+
+
+@contextmanager
+def interruptible(command: str, directory: Path) -> Iterator[None]:
+    """Ends on Ctrl-C with the command that goes on from here."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        again = f"parity {command} --out {shlex.quote(str(directory))} --resume"
+        click.echo(f"\ninterrupted; go on with: {again}", err=True)
+        sys.exit(EXIT_INTERRUPTED)
+
+
+def parse_pairs(option: str, texts: Iterable[str]) -> dict[str, str]:
+    """Reads the values of a ``NAME=VALUE`` option that may be given again.
 
     Raises:
-        UsageError: A text is not of that form, or names no known metric.
+        UsageError: A text is not of that form.
     """
-    margins = {}
+    pairs = {}
     for text in texts:
-        name, _, value = text.partition("=")
+        name, equals, value = text.rpartition("=")
+        if not (name and equals and value):
+            raise UsageError(f"{option} {text}: expected NAME=VALUE")
+        pairs[name] = value
+    return pairs
+
+
+def parse_numbers(option: str, texts: Iterable[str]) -> dict[str, float]:
+    """Reads the values of a ``METRIC=NUMBER`` option that may be given again.
+
+    Raises:
+        UsageError: A text is not of that form.
+    """
+    numbers = {}
+    for name, value in parse_pairs(option, texts).items():
         try:
-            margins[name] = float(value)
-        except ValueError:
-            margins[name] = float("nan")
-        if name not in known or not 0 < margins[name] < float("inf"):
-            raise UsageError(
-                f"--margin takes METRIC=VALUE with a value above 0 and one of {sorted(known)}, not {text!r}"
-            )
+            numbers[name] = float(value)
+        except ValueError as error:
+            raise UsageError(f"{option} {name}={value}: not a number; expected METRIC=NUMBER") from error
+    return numbers
+
+
+def parse_margins(texts: Iterable[str], known: Collection[str] | None = None) -> dict[str, float]:
+    """Reads ``--margin METRIC=VALUE``.
+
+    Args:
+        texts: As given.
+        known: The metrics that there are, where that is known before anything is read.
+
+    Raises:
+        UsageError: A text is not of that form, a margin is not positive and finite, or its metric is unknown.
+    """
+    margins = parse_numbers("--margin", texts)
+    for name, margin in margins.items():
+        if not 0 < margin < float("inf"):
+            raise UsageError(f"--margin {name}={margin:g}: a margin is positive and finite")
+        if known is not None and name not in known:
+            raise UsageError(f"--margin {name}: no such metric; there are {', '.join(sorted(known))}")
     return margins

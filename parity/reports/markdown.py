@@ -10,7 +10,7 @@ import orjson
 from parity.findings import Finding, Level, Status
 from parity.reports import text
 from parity.reports.data import plain
-from parity.reports.document import Mark, Report, RunOutcome
+from parity.reports.document import Mark, Report
 from parity.reports.plots import Picture
 from parity.reports.words import Language, Say, speaker
 
@@ -158,30 +158,13 @@ def _not_compared(report: Report, say: Say) -> str:
 
 
 def _outcomes(report: Report, say: Say) -> list[str]:
-    def cells(run: RunOutcome) -> tuple[object, ...]:
-        memory = "not recorded" if run.peak_memory_bytes is None else f"{run.peak_memory_bytes / 2**30:.2f} GiB"
-        ended = f"{say(run.status)}: {run.message}" if run.message else say(run.status)
-        happened = (run.retries, run.restarts, run.resumes)
-        return run.run, run.design, run.steps, ended, *happened, text.duration(run.seconds, say), say(memory)
-
-    columns = (
-        "run",
-        "design",
-        "steps",
-        "how it ended",
-        "retries",
-        "engine restarts",
-        "resumes",
-        "time in steps",
-        "peak memory",
-    )
-    rows = [cells(run) for run in report.outcomes]
+    rows = [text.outcome_cells(run, say) for run in report.outcomes]
     more = _left_out(len(rows) - _LISTED, say)
     marks = [
         say("{run}, step {step}: {event}", run=mark.run, step=mark.step, event=_event(mark, say))
         for mark in report.marks
     ]
-    table = _table([say(column) for column in columns], rows[:_LISTED]) if rows else say("No run.")
+    table = _table([say(column) for column in text.OUTCOME_COLUMNS], rows[:_LISTED]) if rows else say("No run.")
     return [table, *more, *([_list(marks, say)] if marks else [])]
 
 

@@ -1,4 +1,4 @@
-"""Words and numbers that Markdown and the terminal share; nothing here is escaped yet."""
+"""Words and numbers that Markdown, the page and the terminal share; nothing here is escaped yet."""
 
 from __future__ import annotations
 
@@ -6,12 +6,23 @@ import math
 from collections.abc import Mapping, Sequence
 
 from parity.findings import Finding, Level, Status, Verdict
-from parity.reports.document import ADVANTAGE, ROUNDING, CostRow, Report, Row, Rung
+from parity.reports.document import ADVANTAGE, ROUNDING, CostRow, Report, Row, Rung, RunOutcome
 from parity.reports.words import Say, english
 
 NOT_COMPARED = "not compared"
 TIMES = "\u00d7"
 COLUMNS = ("", "baseline", "experiment", "difference", "test", "finding")
+OUTCOME_COLUMNS = (
+    "run",
+    "design",
+    "steps",
+    "how it ended",
+    "retries",
+    "engine restarts",
+    "resumes",
+    "time in steps",
+    "peak memory",
+)
 QUESTIONS = {
     Level.CONTRACT: "does every exchange and sample obey the rules?",
     Level.SAMPLING: "at fixed weights, are both arms' groups equally distributed and independent inside a group?",
@@ -246,6 +257,14 @@ def cost_cells(row: CostRow, say: Say = english) -> tuple[str, ...]:
     """The four cells of a cost: name, baseline, experiment, and experiment over baseline."""
     values = (say(number(value)) if value is None else number(value) for value in (row.baseline, row.experiment))
     return say(row.name), *values, ratio(row, say)
+
+
+def outcome_cells(run: RunOutcome, say: Say = english) -> tuple[object, ...]:
+    """The cells of how a run ended, under `OUTCOME_COLUMNS`."""
+    memory = "not recorded" if run.peak_memory_bytes is None else f"{run.peak_memory_bytes / 2**30:.2f} GiB"
+    ended = f"{say(run.status)}: {run.message}" if run.message else say(run.status)
+    happened = (run.retries, run.restarts, run.resumes)
+    return run.run, run.design, run.steps, ended, *happened, duration(run.seconds, say), say(memory)
 
 
 def duration(seconds: float | None, say: Say = english) -> str:

@@ -18,7 +18,7 @@ from parity.sampling.config import SamplingConfig
 from parity.sampling.prompts import Prompt
 from parity.statistics.rescored import CHECK, Rescored, rescored_findings
 from parity.statistics.values import Floats
-from parity.training.rollouts import SampleAdapter
+from parity.training.rollouts import REQUEST_RETRIES, SEQUENCES_IN_FLIGHT, SampleAdapter
 from rollout_patch import (
     Assignment,
     Capabilities,
@@ -32,8 +32,6 @@ from rollout_patch import (
     probe,
 )
 
-SEQUENCES_IN_FLIGHT = 512
-REQUEST_RETRIES = 2
 RESCORED_GROUPS = 64
 """Groups of each arm whose tokens are scored again."""
 
@@ -94,7 +92,7 @@ class Asker:
         blocks = {arm: ArmBlock() for arm in self.config.arms}
         assigned = [self._assign(start + offset) for offset in range(len(prompts))]
         groups = [
-            {arm: self._group(start + offset, prompt, assignment) for arm in assignment.arms}
+            {arm: self._group(start + offset, prompt, assignment, arm) for arm in assignment.arms}
             for offset, (prompt, assignment) in enumerate(zip(prompts, assigned, strict=True))
         ]
         work = [self._pair(group, assignment, blocks) for group, assignment in zip(groups, assigned, strict=True)]
@@ -112,8 +110,9 @@ class Asker:
             config.baseline, config.experiment, share=1.0, seed=config.seed, rollout_id=0, group_index=group_index
         )
 
-    def _group(self, group_index: int, prompt: Prompt, assignment: Assignment) -> list[Sample]:
-        extra: dict[str, Any] = {**prompt.fields, "assignment": assignment.to_json()}
+    def _group(self, group_index: int, prompt: Prompt, assignment: Assignment, arm: str) -> list[Sample]:
+        drawn = assignment.of_samples(arm, seed=self.config.seed, rollout_id=0, group_index=group_index)
+        extra: dict[str, Any] = {**prompt.fields, "assignment": drawn}
         if prompt.text is not None:
             extra["prompt"] = prompt.text
         return [

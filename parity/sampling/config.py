@@ -7,10 +7,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from parity.errors import InputError, UsageError
-from parity.experiment import ENGINES
+from parity.experiment import check_question
 from parity.statistics.evidence import Evidence
 from parity.training.tasks import get_task
-from rollout_patch import ARMS
 
 BLOCK = 32
 """Prompts asked at once; the evidence is looked at after each block."""
@@ -85,13 +84,7 @@ class SamplingConfig:
         Raises:
             UsageError: An arm, a number, a margin or a combination is not one that there is.
         """
-        for arm in self.arms:
-            if arm not in ARMS:
-                raise UsageError(f"no arm {arm!r}: there are {', '.join(ARMS)}")
-        if self.baseline == self.experiment:
-            raise UsageError(f"both arms are {self.baseline!r}: a comparison needs two different ones")
-        if "://" not in self.engine and self.engine not in ENGINES:
-            raise UsageError(f"no engine {self.engine!r}: expected {', '.join(ENGINES)} or a URL")
+        check_question(self.baseline, self.experiment, self.engine)
         if "://" in self.engine and self.model_path is not None:
             raise UsageError("--model-path is of an engine started here; a URL keeps its own weights")
         least = {"group_size": 1, "max_groups": 2} | ({} if self.fixed is None else {"fixed": 2})

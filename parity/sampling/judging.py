@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from parity.contract_checks import Rules, check_accounting, check_arms, check_batches, check_exchanges
+from parity.contract_checks import Rules, check_arms, check_recording
 from parity.exchanges import Exchange
 from parity.findings import Finding, Judgement, Level, Status, Where
 from parity.samples import Rollout
@@ -59,12 +59,7 @@ def contract_findings(config: SamplingConfig, rules: Rules, recorded: Recorded) 
     """The contract of each arm and of both together; every finding names its arm."""
     found = []
     for arm, rollout, exchanges in zip(config.arms, recorded.rollouts, recorded.exchanges, strict=True):
-        own = [
-            *check_batches([rollout], rules),
-            *check_exchanges(exchanges, rules),
-            *check_accounting(rollout, exchanges),
-            _way_finding(arm, rollout),
-        ]
+        own = [*check_recording([rollout], exchanges, rules), _way_finding(arm, rollout)]
         found += [finding.in_run(arm) for finding in own]
     return found + [finding.in_run(config.experiment) for finding in check_arms(*recorded.rollouts)]
 

@@ -33,6 +33,9 @@ from rollout_patch import (
 SEQUENCES_IN_FLIGHT = 512
 """Most samples asked for at once, as slime's `--sglang-server-concurrency` is by default."""
 
+REQUEST_RETRIES = 2
+"""How often one request is sent again before its group fails."""
+
 _SEED_RANGE = 1 << 30
 
 
@@ -200,14 +203,8 @@ def _asked_groups(
             trained = arm == assignment.arms[0]
             extra: dict[str, Any] = {"prompt": prompt}
             if assignment.design != "fixed":
-                extra["assignment"] = {
-                    "policy": assignment.design,
-                    "seed": seed,
-                    "unit": f"{step}/{group_index}",
-                    "arm": arm,
-                    "probability": assignment.probability,
-                    "trained": trained,
-                }
+                place = {"rollout_id": step, "group_index": group_index}
+                extra["assignment"] = assignment.of_samples(arm, seed=seed, **place)
             group = [
                 Sample(
                     group_index,

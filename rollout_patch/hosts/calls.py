@@ -44,11 +44,6 @@ class Turn:
     arm: str
     trained: bool
 
-    @property
-    def probability(self) -> float:
-        """The chance that this arm had of being the one trained on."""
-        return self.assignment.probability if self.trained else 1 - self.assignment.probability
-
 
 Ask = Callable[[list[Any], Turn], Awaitable[list[Any] | None]]
 """Generates, scores and records samples in an arm; gives `None` where the host's own way is to be gone."""
@@ -246,14 +241,8 @@ class RolloutCalls:
         if write_sample is None:
             return
         index = group[0].group_index
-        assignment = {
-            "policy": turn.assignment.design,
-            "seed": self.seed,
-            "unit": f"{self.rollout_id}/{index}",
-            "arm": turn.arm,
-            "probability": turn.probability,
-            "trained": turn.trained,
-        }
+        place = {"rollout_id": self.rollout_id, "group_index": index}
+        assignment = turn.assignment.of_samples(turn.arm, seed=self.seed, **place)
         for sample, row in zip(group, sample_rows(report, self.rollout_id, index), strict=True):
             reward = sample.reward.get(self.reward_key) if isinstance(sample.reward, Mapping) else sample.reward
             known = {"reward": float(reward)} if isinstance(reward, SupportsFloat) else {}

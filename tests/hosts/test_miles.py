@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import two_images
-from host_rollouts import PROMPTS, N, rows_without, settle
+from host_rollouts import PROMPTS, N, common_arguments, rows_without, settle
 from made_up_modules import made_up
 
 from rollout_patch import UnsupportedHost
@@ -67,50 +67,26 @@ def miles(host_importer: Callable[..., Any], path: str) -> Any:
 def arguments(miles: Any, server: Any, byte_tokenizer: Path) -> Callable[..., Namespace]:
     def make(**changes: Any) -> Namespace:
         given = dict(
-            sglang_router_ip="127.0.0.1",
-            sglang_router_port=server.port,
-            sglang_server_concurrency=32,
+            **common_arguments(server.port, byte_tokenizer),
             sglang_router_policy=None,
             sglang_speculative_algorithm=None,
-            sglang_dp_size=1,
             rollout_num_gpus=1,
             rollout_num_gpus_per_engine=1,
             eval_num_gpus=0,
             eval_num_gpus_per_engine=1,
-            use_distributed_post=False,
             use_miles_router=False,
-            hf_checkpoint=str(byte_tokenizer),
             chat_template_path=None,
-            rollout_temperature=1.0,
-            rollout_top_p=1.0,
-            rollout_top_k=-1,
-            rollout_max_response_len=8,
             rollout_max_context_len=None,
-            rollout_stop=None,
-            rollout_stop_token_ids=None,
-            rollout_skip_special_tokens=True,
-            rollout_seed=11,
-            n_samples_per_prompt=N,
-            rollout_batch_size=len(PROMPTS),
-            over_sampling_batch_size=len(PROMPTS),
-            rollout_global_dataset=True,
             rollout_submission_granularity="group",
-            ci_test=False,
-            partial_rollout=False,
-            mask_offpolicy_in_partial_rollout=False,
             group_rm=False,
-            custom_generate_function_path=None,
             custom_agent_function_path=None,
-            custom_rm_path="host_test_reward.reward",
             rm_type=None,
-            use_rollout_routing_replay=False,
             use_rollout_indexer_replay=False,
             lora_rank=0,
             lora_adapter_path=None,
             dumper_enable=False,
             dumper_inference=None,
             recompute_logprobs_via_prefill=False,
-            dynamic_sampling_filter_path=None,
             rollout_sample_filter_path=None,
             rollout_all_samples_process_path=None,
         )
@@ -208,19 +184,8 @@ def test_two_images_are_asked_and_answered_as_the_real_engine_was_seen_to(
         miles.Sample, [row["request"]["text"]], N, lambda prompt: [two_images.image(url) for url in urls]
     )
     output, (body,) = rollout(arguments(rollout_batch_size=1, over_sampling_batch_size=1), True, source)
-    assert body["sampling_params"]["n"] == row["request"]["sampling_params"]["n"] == N
-    assert [[two_images.image(one).tobytes() for one in images] for images in body["image_data"]] == [
-        [two_images.image(url).tobytes() for url in urls]
-    ]
-    (group,) = output.samples
-    for sample, item in zip(group, row["response"], strict=True):
-        triples = item["meta_info"]["output_token_logprobs"]
-        assert sample.tokens[-sample.response_length :] == item["output_ids"]
-        assert sample.rollout_log_probs == [triple[0] for triple in triples]
-        assert (sample.response, sample.weight_versions) == (item["text"], [item["meta_info"]["weight_version"]])
-    assert len({id(sample.tokens) for sample in group}) == N
-    assert output.metrics["rollout_patch/native_groups"] == 1
-    assert "rollout_patch/fallback/refused_native" not in output.metrics
+    assert row["request"]["sampling_params"]["n"] == N
+    two_images.assert_asked_and_answered(body, output, row)
 
 
 def test_the_processor_runs_as_often_as_in_stock(

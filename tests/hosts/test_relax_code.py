@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from host_rollouts import PROMPTS, N, rows_without, settle
+from host_rollouts import PROMPTS, N, common_arguments, rows_without, settle
 from made_up_modules import made_up
 
 from rollout_patch import UnsupportedHost
@@ -59,40 +59,18 @@ def logged(relax: Any, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 def arguments(relax: Any, server: Any, byte_tokenizer: Path) -> Callable[..., Namespace]:
     def make(**changes: Any) -> Namespace:
         given = dict(
-            sglang_router_ip="127.0.0.1",
-            sglang_router_port=server.port,
+            **common_arguments(server.port, byte_tokenizer),
             sglang_router_policy="round_robin",
-            sglang_server_concurrency=32,
-            sglang_dp_size=1,
             sglang_speculative_algorithm=None,
             rollout_num_gpus=1,
             rollout_num_gpus_per_engine=1,
-            use_distributed_post=False,
             use_slime_router=False,
             use_audio_in_video=False,
-            hf_checkpoint=str(byte_tokenizer),
-            rollout_temperature=1.0,
-            rollout_top_p=1.0,
-            rollout_top_k=-1,
-            rollout_max_response_len=8,
-            rollout_stop=None,
-            rollout_stop_token_ids=None,
-            rollout_skip_special_tokens=True,
-            rollout_seed=11,
-            n_samples_per_prompt=N,
-            rollout_batch_size=len(PROMPTS),
-            over_sampling_batch_size=len(PROMPTS),
             global_batch_size=N * len(PROMPTS),
             num_iters_per_train_update=1,
-            rollout_global_dataset=True,
             fully_async=False,
             colocate=True,
-            ci_test=False,
-            partial_rollout=False,
-            mask_offpolicy_in_partial_rollout=False,
             group_rm=True,
-            custom_generate_function_path=None,
-            custom_rm_path="host_test_reward.reward",
             custom_reward_post_process_path=None,
             custom_rollout_log_function_path=None,
             reward_key=None,
@@ -101,8 +79,6 @@ def arguments(relax: Any, server: Any, byte_tokenizer: Path) -> Callable[..., Na
             rewards_normalization=True,
             grpo_std_normalization=True,
             multimodal_keys=None,
-            use_rollout_routing_replay=False,
-            dynamic_sampling_filter_path=None,
             debug_rollout_only=False,
             debug_train_only=False,
             load_debug_rollout_data=None,

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import two_images
-from host_rollouts import PROMPTS, N, as_queued, rows_without, settle
+from host_rollouts import PROMPTS, N, as_queued, common_arguments, rows_without, settle
 
 from rollout_patch import UnsupportedHost, probe
 from rollout_patch.hosts import calls
@@ -33,34 +33,10 @@ def slime(host_importer: Callable[..., Any]) -> Any:
 def arguments(slime: Any, server: Any, byte_tokenizer: Path) -> Callable[..., Namespace]:
     def make(**changes: Any) -> Namespace:
         given = dict(
-            sglang_router_ip="127.0.0.1",
-            sglang_router_port=server.port,
-            sglang_server_concurrency=32,
+            **common_arguments(server.port, byte_tokenizer),
             rollout_num_engines=1,
-            sglang_dp_size=1,
-            use_distributed_post=False,
-            hf_checkpoint=str(byte_tokenizer),
-            rollout_temperature=1.0,
-            rollout_top_p=1.0,
-            rollout_top_k=-1,
-            rollout_max_response_len=8,
-            rollout_stop=None,
-            rollout_stop_token_ids=None,
-            rollout_skip_special_tokens=True,
-            rollout_seed=11,
-            n_samples_per_prompt=N,
-            rollout_batch_size=len(PROMPTS),
-            over_sampling_batch_size=len(PROMPTS),
-            rollout_global_dataset=True,
-            ci_test=False,
-            partial_rollout=False,
-            mask_offpolicy_in_partial_rollout=False,
             group_rm=False,
-            custom_generate_function_path=None,
-            custom_rm_path="host_test_reward.reward",
             rm_type=None,
-            use_rollout_routing_replay=False,
-            dynamic_sampling_filter_path=None,
             rollout_sample_filter_path=None,
             rollout_all_samples_process_path=None,
         )
@@ -309,19 +285,8 @@ def test_two_images_are_asked_and_answered_as_the_real_engine_was_seen_to(
     )
     output, (body,) = rollout(generate_rollout, arguments(rollout_batch_size=1, over_sampling_batch_size=1), source)
     assert body["text"] == row["request"]["text"]
-    assert body["sampling_params"]["n"] == row["request"]["sampling_params"]["n"] == N
-    assert [[two_images.image(one).tobytes() for one in images] for images in body["image_data"]] == [
-        [two_images.image(url).tobytes() for url in urls]
-    ]
-    (group,) = output.samples
-    for sample, item in zip(group, row["response"], strict=True):
-        triples = item["meta_info"]["output_token_logprobs"]
-        assert sample.tokens[-sample.response_length :] == item["output_ids"]
-        assert sample.rollout_log_probs == [triple[0] for triple in triples]
-        assert (sample.response, sample.weight_versions) == (item["text"], [item["meta_info"]["weight_version"]])
-    assert len({id(sample.tokens) for sample in group}) == N
-    assert output.metrics["rollout_patch/native_groups"] == 1
-    assert "rollout_patch/fallback/refused_native" not in output.metrics
+    assert row["request"]["sampling_params"]["n"] == N
+    two_images.assert_asked_and_answered(body, output, row)
 
 
 def test_partial_outputs_of_an_abort_come_back_and_are_resumed(

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import chinese as chinese_words
 import pyarrow.parquet as pq
 import pytest
 
@@ -409,16 +410,7 @@ def test_in_chinese_the_page_has_the_terms_of_the_field(opened: Opener) -> None:
     page = opened("zh")
     assert page.tab.evaluate("document.documentElement.lang") == "zh-CN"
     assert page.tab.locator("nav a").all_inner_texts() == ["总览", "曲线", "样本", "检查结果", "事件", "来源"]
-    assert page.tab.locator("table.rows td:first-child").all_inner_texts() == [
-        "输出数",
-        "回复长度",
-        "rollout_log_probs 长度",
-        "结束原因",
-        "奖励",
-        "优势",
-        "loss",
-        "梯度范数",
-    ]
+    assert page.tab.locator("table.rows td:first-child").all_inner_texts() == chinese_words.EIGHT_ROWS
     said = page.go("#samples/twin-0/2/1").inner_text()
     assert "step 2，组 1" in said  # noqa: RUF001 - the comma of Chinese
     assert "奖励 1" in said

@@ -9,6 +9,7 @@ from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 
+import chinese as chinese_words
 import pytest
 
 from parity.findings import Finding, Level, Severity, Status, Where
@@ -79,16 +80,7 @@ def test_nothing_that_markdown_says_itself_is_left_in_english(report, faulty, bu
 def test_chinese_markdown_keeps_the_numbers_and_the_eight_rows(report):
     english, chinese = (markdown.render(report, [], language) for language in ("en", "zh"))
     table = chinese.split("## 八项指标")[1].split("\n\n")[1].splitlines()
-    assert [line.split(" | ")[0].strip("| ") for line in table[2:]] == [
-        "输出数",
-        "回复长度",
-        "rollout_log_probs 长度",
-        "结束原因",
-        "奖励",
-        "优势",
-        "loss",
-        "梯度范数",
-    ]
+    assert [line.split(" | ")[0].strip("| ") for line in table[2:]] == chinese_words.EIGHT_ROWS
     numbers = re.compile(r"\d+\.\d{3,}")
     assert sorted(numbers.findall(chinese)) == sorted(numbers.findall(english))
 

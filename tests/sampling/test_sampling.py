@@ -80,7 +80,9 @@ def test_which_arm_goes_first_is_drawn_for_each_prompt_and_logged(prompts: Path,
         sampled(config, tmp_path)
     store = SamplingStore(tmp_path, config)
     samples = list(store.rollout("native").samples())
-    first = [sample.extra["assignment"]["arms"][0] for sample in samples[:: config.group_size]]
+    drawn = [sample.extra["assignment"] for sample in samples[:: config.group_size]]
+    assert {one["arm"] for one in drawn} == {"native"}
+    first = ["native" if one["trained"] else "batched" for one in drawn]
     assert 6 <= first.count("native") <= 26
     sent = {(row.arm, row.group_index): row.sent_at for arm in config.arms for row in store.exchanges(arm)}
     for group, arm in enumerate(first):

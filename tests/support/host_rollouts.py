@@ -1,13 +1,45 @@
-"""What the tests of hosts share: the prompts, a clean end, samples as comparable rows, and what a queue aborted."""
+"""What the tests of hosts share: prompts and arguments, a clean end, samples as rows, and what a queue aborted."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection
+from pathlib import Path
 from typing import Any
 
 PROMPTS = ["one and one is", "two", "three times three"]
 N = 4
+
+
+def common_arguments(port: int, tokenizer: Path) -> dict[str, Any]:
+    """The arguments that slime, Miles and Relax share, of a small rollout on an engine at a port."""
+    return dict(
+        sglang_router_ip="127.0.0.1",
+        sglang_router_port=port,
+        sglang_server_concurrency=32,
+        sglang_dp_size=1,
+        use_distributed_post=False,
+        hf_checkpoint=str(tokenizer),
+        rollout_temperature=1.0,
+        rollout_top_p=1.0,
+        rollout_top_k=-1,
+        rollout_max_response_len=8,
+        rollout_stop=None,
+        rollout_stop_token_ids=None,
+        rollout_skip_special_tokens=True,
+        rollout_seed=11,
+        n_samples_per_prompt=N,
+        rollout_batch_size=len(PROMPTS),
+        over_sampling_batch_size=len(PROMPTS),
+        rollout_global_dataset=True,
+        ci_test=False,
+        partial_rollout=False,
+        mask_offpolicy_in_partial_rollout=False,
+        custom_generate_function_path=None,
+        custom_rm_path="host_test_reward.reward",
+        use_rollout_routing_replay=False,
+        dynamic_sampling_filter_path=None,
+    )
 
 
 async def settle(client: Any) -> None:

@@ -30,3 +30,21 @@ def answer(body: dict[str, Any]) -> tuple[int, Any]:
     shape = "nested" if isinstance(body["image_data"][0], list) else "flat"
     row = exchange(f"two-images-{'native' if several else 'single'}-{shape}")
     return row["status"], row["response"]
+
+
+def assert_asked_and_answered(body: dict[str, Any], output: Any, row: dict[str, Any]) -> None:
+    """One native request asked for the images of a recorded exchange, and each sample is what it was answered with."""
+    params, (urls,) = row["request"]["sampling_params"], row["request"]["image_data"]
+    assert body["sampling_params"]["n"] == params["n"]
+    assert [[image(one).tobytes() for one in images] for images in body["image_data"]] == [
+        [image(url).tobytes() for url in urls]
+    ]
+    (group,) = output.samples
+    for sample, item in zip(group, row["response"], strict=True):
+        triples = item["meta_info"]["output_token_logprobs"]
+        assert sample.tokens[-sample.response_length :] == item["output_ids"]
+        assert sample.rollout_log_probs == [triple[0] for triple in triples]
+        assert (sample.response, sample.weight_versions) == (item["text"], [item["meta_info"]["weight_version"]])
+    assert len({id(sample.tokens) for sample in group}) == params["n"]
+    assert output.metrics["rollout_patch/native_groups"] == 1
+    assert "rollout_patch/fallback/refused_native" not in output.metrics

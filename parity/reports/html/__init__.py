@@ -95,7 +95,7 @@ def _content(report: Report, evidence: Evidence, language: Language) -> dict[str
     for cost, shown in zip(report.cost, document["cost"], strict=True):
         shown["cells"] = text.cost_cells(cost, say)
     for run, shown in zip(report.outcomes, document["runs"], strict=True):
-        shown["duration"] = text.duration(run.seconds, say)
+        shown["cells"] = text.outcome_cells(run, say)
     for finding, shown in zip(report.findings, document["findings"], strict=True):
         shown["source"] = source(finding) if evidence.directory else ""
     return {
@@ -105,6 +105,7 @@ def _content(report: Report, evidence: Evidence, language: Language) -> dict[str
         "headline": text.headline(report, say),
         "reasons": text.reasons(report, say),
         "failing": [number[id(finding)] for finding in report.failing],
+        "outcome_columns": [say(column) for column in text.OUTCOME_COLUMNS],
         "beside": [line for line in (text.planted(report, say), text.not_shown(report, say)) if line],
         "basis": text.basis(report, say),
         "designs": report.arms_of_design,

@@ -34,21 +34,7 @@ function overview() {
     el("h2", {}, say("What was not compared")),
     notCompared(),
     el("h2", {}, say("How each run ended")),
-    table(
-      [
-        "run",
-        "design",
-        "steps",
-        "how it ended",
-        "retries",
-        "engine restarts",
-        "resumes",
-        "time in steps",
-        "peak memory",
-      ].map((column) => say(column)),
-      data.runs.map(runCells),
-      "runs",
-    ),
+    table(data.outcome_columns, data.runs.map(runCells), "runs"),
   ];
 }
 
@@ -143,10 +129,7 @@ function costCells(cost) {
 }
 
 function runCells(run) {
+  const [name, ...others] = run.cells;
   const pair = pairOfRun(run.run);
-  const name = pair ? link(route("samples", pair.name, 0), run.run) : run.run;
-  const memory =
-    run.peak_memory_bytes === null ? say("not recorded") : `${(run.peak_memory_bytes / 2 ** 30).toFixed(2)} GiB`;
-  const ended = run.message ? `${run.status}: ${run.message}` : run.status;
-  return [name, run.design, run.steps, ended, run.retries, run.restarts, run.resumes, run.duration, memory];
+  return [pair ? link(route("samples", pair.name, 0), name) : name, ...others];
 }
