@@ -19,10 +19,12 @@ from typing import Any
 
 import psutil
 
+from parity.designs import LIST_TWIN_REACH, choose_designs
 from parity.engine import Engine, EngineClient, open_engine
+from parity.engine.detection import detect_determinism
 from parity.errors import EngineError, EngineUnavailable, InputError, ParityError, TrainingError, UsageError
 from parity.exchanges import Exchange
-from parity.experiment import ExperimentConfig, Pair, plan_pairs, weight_version
+from parity.experiment import LIST_TWIN, ExperimentConfig, Pair, plan_pairs, weight_version
 from parity.faults import AfterScoring, planting
 from parity.metrics import rollout_metrics
 from parity.provenance import commit, versions
@@ -78,26 +80,6 @@ class Watcher:
 
     step: Callable[[StepReport], None]
     note: Callable[[str], None]
-
-
-def choose_designs(config: ExperimentConfig, capabilities: Capabilities) -> tuple[str, ...]:
-    """The designs to run: those asked for, or what the engine's capabilities allow.
-
-    Raises:
-        UsageError: A twin was asked for on an engine whose seeds do not make a response reproducible in every arm.
-    """
-    seedable = capabilities.seeded and (
-        capabilities.seed_per_slot or "native" not in (config.baseline, config.experiment)
-    )
-    designs = config.designs or (("twin", "paired") if seedable else ("replay", "paired"))
-    if "twin" in designs and not seedable:
-        reason = (
-            "does not honour sampling_seed"
-            if not capabilities.seeded
-            else "gives all n samples of a native request one seed, so a seeded group is n clones"
-        )
-        raise UsageError(f"a twin needs an engine with reproducible samples; this one {reason}: use --design replay")
-    return designs
 
 
 def run_experiment(
@@ -225,10 +207,15 @@ async def _run_pairs(
     config: ExperimentConfig, out: Path, task: Task, policy: Path, engine: Engine, watcher: Watcher, resume: bool
 ) -> None:
     async with engine.client() as client:
-        capabilities = await client.capabilities()
-        designs = choose_designs(config, capabilities)
+        seen = await detect_determinism(client.generate, await client.capabilities())
+        watcher.note(f"engine {config.engine}, as seen: {seen.summary}")
+        capabilities, designs = seen.capabilities, choose_designs(config, seen)
+        if LIST_TWIN in designs:
+            watcher.note(f"{LIST_TWIN}: {LIST_TWIN_REACH}")
         version = str((await client.server_info()).get("version", "not stated"))
         facts = {"designs": designs, "engine_capabilities": asdict(capabilities), "engine_version": version}
+        # In other words after a resume where a refusal names a port, but then the capabilities say the same.
+        facts["engine_determinism"] = read_experiment(out).get("engine_determinism", seen.to_json())
         amend_experiment(out, facts)
         pairs = plan_pairs(config, designs)
         bench = _Bench(config, out, task, load_tokenizer(policy), policy, engine, client, capabilities)
@@ -358,11 +345,9 @@ async def _revive(bench: _Bench, run: _Run, step: int, attempt: int, watcher: Wa
     """Restarts an engine that died; gives one that lives a moment, and restarts it when it does not answer."""
     if bench.engine.alive():
         await asyncio.sleep(min(2.0**attempt, 30))
-        if await bench.client.health():
-            return
-    watcher.note("engine: restart")
-    await asyncio.to_thread(bench.engine.restart)
-    run.store.append_event("engine_restart", time.time(), step=step)
+    for name in await asyncio.to_thread(bench.engine.revive):
+        watcher.note(f"engine {name}: started again")
+        run.store.append_event("engine_restart", time.time(), step=step, engine_id=name)
 
 
 async def _step(bench: _Bench, run: _Run, step: int) -> dict[str, Any]:
@@ -431,6 +416,6 @@ async def _rollout(bench: _Bench, run: _Run, step: int, recording: Post | None) 
         retries=REQUEST_RETRIES,
         capabilities=bench.capabilities,
         engine_id=bench.engine.engine_id,
-        seeded=run.pair.design == "twin",
+        seeded=run.pair.seeded,
         after_scoring=run.after_scoring,
     )

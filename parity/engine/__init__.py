@@ -1,4 +1,4 @@
-"""Who answers /generate: the embedded engine, the real SGLang, or a deployment somebody else runs."""
+"""Who answers /generate: the embedded engine, the real SGLang, several of either behind the real router, or a URL."""
 
 from __future__ import annotations
 
@@ -7,18 +7,27 @@ from pathlib import Path
 
 from parity.engine import sglang
 from parity.engine.client import EngineClient
+from parity.engine.fleet import Fleet
 from parity.engine.process import Engine, EngineProcess, Progress
 from parity.engine.remote import RemoteEngine, remote_engine
+from parity.engine.router import check_router
 from parity.errors import UsageError
 
-__all__ = ["Engine", "EngineClient", "EngineProcess", "RemoteEngine", "open_engine"]
+__all__ = ["Engine", "EngineClient", "EngineProcess", "Fleet", "RemoteEngine", "open_engine"]
 
 EMBEDDED_START_TIMEOUT = 300.0
 
 
 def open_engine(
-    spec: str, model_path: Path, log_dir: Path, *, control: bool = False, progress: Progress | None = None
-) -> EngineProcess | RemoteEngine:
+    spec: str,
+    model_path: Path,
+    log_dir: Path,
+    *,
+    control: bool = False,
+    progress: Progress | None = None,
+    workers: int = 1,
+    router: str | None = None,
+) -> EngineProcess | Fleet | RemoteEngine:
     """Starts an engine and blocks until it is healthy; or refers to one that somebody else runs.
 
     Args:
@@ -28,16 +37,29 @@ def open_engine(
         control: Whether the control endpoints of a deployment at a URL may be used; an engine started here is always
             under control.
         progress: Told about the start about once a second: seconds so far, last line of the log.
+        workers: How many engines to start; several get a router.
+        router: The router's policy; by default `round_robin` for several workers, and no router for one.
 
     Raises:
-        UsageError: `spec` is none of these.
+        UsageError: `spec` is none of these, or there can be no such router.
         EngineError: The engine did not come up; the message ends with its log.
     """
     if "://" in spec:
+        if workers != 1 or router is not None:
+            raise UsageError(f"workers and router are started with engines of ours; {spec} has its own")
         return remote_engine(spec, control=control)
+    policy = check_router(workers, router)
+    processes = [_process(spec, f"{spec}-{index}", model_path, log_dir, progress) for index in range(workers)]
+    engine = processes[0] if policy is None else Fleet(processes, policy, log_dir, progress)
+    engine.start()
+    return engine
+
+
+def _process(spec: str, engine_id: str, model_path: Path, log_dir: Path, progress: Progress | None) -> EngineProcess:
+    """One engine, not started yet."""
     if spec == "embedded":
-        engine = EngineProcess(
-            "embedded-0",
+        return EngineProcess(
+            engine_id,
             lambda port: [
                 *(sys.executable, "-m", "parity.engine.embedded"),
                 *("--model-path", str(model_path), "--host", "127.0.0.1", "--port", str(port)),
@@ -47,17 +69,14 @@ def open_engine(
             start_timeout=EMBEDDED_START_TIMEOUT,
             progress=progress,
         )
-    elif spec == "sglang":
+    if spec == "sglang":
         python = sglang.find_python()
-        engine = EngineProcess(
-            "sglang-0",
+        return EngineProcess(
+            engine_id,
             lambda port: sglang.command(python, model_path, port),
             environment=sglang.ENVIRONMENT,
             log_dir=log_dir,
             start_timeout=sglang.START_TIMEOUT,
             progress=progress,
         )
-    else:
-        raise UsageError(f"no engine {spec!r}: expected embedded, sglang or a URL")
-    engine.start()
-    return engine
+    raise UsageError(f"no engine {spec!r}: expected embedded, sglang or a URL")

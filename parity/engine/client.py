@@ -68,6 +68,10 @@ class EngineClient:
             raise RequestFailed(status, decoded)
         return decoded
 
+    def served_by(self, output_id: str | None) -> str:
+        """The name of the engine that gave an output, by the output's id."""
+        return self.engine_id
+
     async def update_weights(self, path: Path, version: str) -> None:
         """Loads a checkpoint of the same shape from a directory that the engine can read, and labels it `version`.
 

@@ -46,8 +46,8 @@ class Engine(Protocol):
     def alive(self) -> bool:
         """Whether it is up, as far as can be told without asking it."""
 
-    def restart(self) -> None:
-        """Ends it and starts it again at the same URL; blocks until it is healthy."""
+    def revive(self) -> tuple[str, ...]:
+        """Starts again, at the same URL, what died or does not answer; blocks until it is healthy, and names it."""
 
     def stop(self) -> None:
         """Ends it; may be called more than once."""
@@ -63,8 +63,9 @@ class EngineProcess:
         command: The command line for a given port.
         environment: Added to this process's environment; an empty value removes a variable.
         log_dir: Where `<engine_id>.log` is appended to.
-        start_timeout: Seconds until `/health` must have answered 200.
+        start_timeout: Seconds until it must be healthy.
         progress: Told about the start about once a second.
+        healthy: Asks what answers at a port; by default whether `/health` answers 200.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class EngineProcess:
         log_dir: Path,
         start_timeout: float,
         progress: Progress | None = None,
+        healthy: Callable[[int], bool] | None = None,
     ) -> None:
         self.engine_id = engine_id
         self.log_path = log_dir / f"{engine_id}.log"
@@ -83,7 +85,9 @@ class EngineProcess:
         self._environment = {k: v for k, v in {**os.environ, **environment}.items() if v}
         self._start_timeout = start_timeout
         self._progress = progress
-        self._reservation = _reserve_port()
+        self._is_healthy = healthy or _answers_health
+        self._reservation = reserve_port()
+        self._launched_at = 0.0
         self._port = int(self._reservation.getsockname()[1])
         self._supervisor: subprocess.Popen[bytes] | None = None
         self._engine: psutil.Process | None = None
@@ -122,9 +126,14 @@ class EngineProcess:
             EngineError: It ended, or was not healthy in time; the message ends with the end of its log, and nothing is
                 left running.
         """
+        self.launch()
+        self.wait_until_healthy()
+
+    def launch(self) -> None:
+        """Starts the engine, and does not wait for it."""
         self._end()
         if self._reservation.fileno() < 0:
-            self._reservation = _reserve_port(self.port)
+            self._reservation = reserve_port(self.port)
         command = self._command(self.port)
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         with self.log_path.open("ab") as log:
@@ -138,8 +147,16 @@ class EngineProcess:
                 env=self._environment,
                 start_new_session=True,
             )
+        self._launched_at = time.monotonic()
+
+    def wait_until_healthy(self) -> None:
+        """Blocks until a launched engine is healthy.
+
+        Raises:
+            EngineError: As `start`.
+        """
         try:
-            self._wait_until_healthy()
+            self._wait()
         except BaseException:
             self.stop()
             raise
@@ -164,6 +181,10 @@ class EngineProcess:
         self._supervisor.stdout.close()
         self._supervisor = self._engine = None
 
+    def healthy(self) -> bool:
+        """Whether the engine runs and says that it is well."""
+        return self.alive() and self._is_healthy(self.port)
+
     def restart(self) -> None:
         """Ends the engine and starts it again on the same port, with the checkpoint it was first started with.
 
@@ -172,12 +193,24 @@ class EngineProcess:
         """
         self.start()
 
-    def _wait_until_healthy(self) -> None:
+    def revive(self) -> tuple[str, ...]:
+        """Restarts the engine unless it is healthy; its name where it was restarted.
+
+        Raises:
+            EngineError: As `start`.
+        """
+        if self.healthy():
+            return ()
+        self.restart()
+        return (self.engine_id,)
+
+    def _wait(self) -> None:
         assert self._supervisor and self._supervisor.stdout
-        started = reported = time.monotonic()
+        started = self._launched_at
+        reported = time.monotonic()
         with suppress(ValueError, psutil.NoSuchProcess):
             self._engine = psutil.Process(int(self._supervisor.stdout.readline()))
-        while not _healthy(self.port):
+        while not self._is_healthy(self.port):
             now = time.monotonic()
             code = self._supervisor.poll()
             if code is not None or not self.alive():
@@ -204,7 +237,7 @@ class EngineProcess:
         return EngineError(f"engine {self.engine_id} {what}; the end of {self.log_path}:\n  {tail}")
 
 
-def _reserve_port(port: int = 0) -> socket.socket:
+def reserve_port(port: int = 0) -> socket.socket:
     """A socket bound to a loopback port, a free one for 0, but not listening.
 
     It keeps the kernel from giving the port to somebody else while the engine starts or restarts; the engine itself can
@@ -216,7 +249,7 @@ def _reserve_port(port: int = 0) -> socket.socket:
     return reservation
 
 
-def _healthy(port: int) -> bool:
+def _answers_health(port: int) -> bool:
     connection = http.client.HTTPConnection(HOST, port, timeout=10)
     try:
         connection.request("GET", "/health")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from urllib.parse import SplitResult, urlsplit
 
@@ -29,13 +30,19 @@ class RemoteEngine:
         """True: whoever runs it knows; `client().health()` asks."""
         return True
 
-    def restart(self) -> None:
-        """Not ours to do.
+    def revive(self) -> tuple[str, ...]:
+        """Nothing, where it answers; to restart it is not ours to do.
 
         Raises:
-            EngineError: Always.
+            EngineError: It does not answer.
         """
-        raise EngineError(f"engine {self.engine_id} does not answer, and is not ours to restart: {self.url}")
+        if not asyncio.run(self._answers()):
+            raise EngineError(f"engine {self.engine_id} does not answer, and is not ours to restart: {self.url}")
+        return ()
+
+    async def _answers(self) -> bool:
+        async with self.client() as client:
+            return await client.health()
 
     def stop(self) -> None:
         """Leaves it running."""

@@ -38,4 +38,4 @@ def test_it_is_not_ours_to_restart_or_stop():
     engine.stop()
     assert engine.alive()
     with pytest.raises(EngineError, match="not ours to restart"):
-        engine.restart()
+        engine.revive()
