@@ -108,6 +108,14 @@ _FIELD_TYPES: dict[str, type | tuple[type, ...]] = {
 }
 
 
+def output_id(answer: Any) -> str | None:
+    """The id of an answer's first output, or of an output; None where it has none."""
+    item = answer[0] if isinstance(answer, list) and answer else answer
+    meta = item.get("meta_info") if isinstance(item, dict) else None
+    found = meta.get("id") if isinstance(meta, dict) else None
+    return found if isinstance(found, str) else None
+
+
 def read_exchanges(path: Path) -> Iterator[Exchange]:
     """Reads a plain ``*.exchanges.jsonl`` line by line.
 

@@ -415,7 +415,7 @@ async def _rollout(bench: _Bench, run: _Run, step: int, recording: Post | None) 
         client_post=recording or bench.client.generate,
         retries=REQUEST_RETRIES,
         capabilities=bench.capabilities,
-        engine_id=bench.engine.engine_id,
+        served_by=bench.client.served_by,
         seeded=run.pair.seeded,
         after_scoring=run.after_scoring,
     )

@@ -16,6 +16,7 @@ from parity.engine import router
 from parity.engine.client import EngineClient
 from parity.engine.process import HOST, EngineProcess, Progress, reserve_port
 from parity.errors import EngineError
+from parity.exchanges import output_id
 from rollout_patch import Capabilities
 
 ROUTER_ID = "router"
@@ -137,8 +138,9 @@ class FleetClient(EngineClient):
         request_id = uuid.uuid4().hex
         answer = await super().generate(payload, {**(headers or {}), router.REQUEST_ID: request_id})
         if worker := self._names.get(self._log.worker(request_id) or ""):
-            items = answer if isinstance(answer, list) else [answer]
-            self._served.update((_id_of(item), worker) for item in items)
+            for item in answer if isinstance(answer, list) else [answer]:
+                if name := output_id(item):
+                    self._served[name] = worker
         return answer
 
     def served_by(self, output_id: str | None) -> str:
@@ -204,9 +206,3 @@ class FleetClient(EngineClient):
             if isinstance(answer, BaseException):
                 raise answer
         return answers
-
-
-def _id_of(item: Any) -> str:
-    """An output's own id; empty where it has none."""
-    meta = item.get("meta_info") if isinstance(item, dict) else None
-    return str(meta.get("id", "")) if isinstance(meta, dict) else ""

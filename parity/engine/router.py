@@ -17,8 +17,6 @@ from pathlib import Path
 
 from parity.errors import UsageError
 
-ROUTING_KEY = "X-SMG-Routing-Key"
-"""The header by which the policy `manual` keeps requests together."""
 REQUEST_ID = "X-Request-ID"
 DEFAULT_POLICY = "round_robin"
 START_TIMEOUT = 120.0

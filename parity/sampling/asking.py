@@ -11,14 +11,14 @@ import numpy as np
 
 from parity.engine import EngineClient
 from parity.errors import EngineError, InputError
-from parity.exchanges import Exchange
+from parity.exchanges import Exchange, output_id
 from parity.findings import Finding, Level, Status
 from parity.samples import Rollout, Sample
 from parity.sampling.config import SamplingConfig
 from parity.sampling.prompts import Prompt
 from parity.statistics.rescored import CHECK, Rescored, rescored_findings
 from parity.statistics.values import Floats
-from parity.training.rollouts import REQUEST_RETRIES, SEQUENCES_IN_FLIGHT, SampleAdapter
+from parity.training.rollouts import REQUEST_RETRIES, SEQUENCES_IN_FLIGHT, SampleAdapter, routing_headers
 from rollout_patch import (
     Assignment,
     Capabilities,
@@ -43,7 +43,8 @@ class _Adapter(SampleAdapter):
         if sample.prompt_ids is not None:
             return super().request(sample)
         params = {name: getattr(sample, name) for name in ("max_new_tokens", "temperature", "top_p", "top_k")}
-        return SampleRequest(params, text=sample.extra["prompt"], options={"return_logprob": True})
+        asked = {"return_logprob": True}
+        return SampleRequest(params, text=sample.extra["prompt"], options=asked, headers=routing_headers(sample))
 
 
 @dataclass(slots=True)
@@ -139,9 +140,10 @@ class Asker:
 
     async def _generate(self, arm: str, samples: list[Sample], exchanges: list[Exchange]) -> GroupReport:
         group_index = samples[0].group_index
-        place = {"engine_id": self.client.engine_id, "rollout_id": 0, "group_index": group_index}
+        place = {"rollout_id": 0, "group_index": group_index}
 
         def record(row: dict[str, Any]) -> None:
+            row["engine_id"] = self.client.served_by(output_id(row["response"]))
             exchanges.append(Exchange.from_json({**row, **place}, f"group {group_index}, {arm}"))
 
         try:
@@ -159,8 +161,8 @@ class Asker:
             raise
         except PatchError as error:
             raise EngineError(f"group {group_index}, {arm}: {error}") from error
-        for sample in samples:
-            sample.arm, sample.engine_id = report.arm_used, self.client.engine_id
+        for sample, output in zip(samples, report.outputs, strict=True):
+            sample.arm, sample.engine_id = report.arm_used, self.client.served_by(output.id)
         return report
 
     def _score(self, samples: Sequence[Sample]) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerFast
 
 from parity.errors import ExchangeError, UsageError
-from parity.exchanges import Exchange
+from parity.exchanges import Exchange, output_id
 from parity.samples import SAMPLE_FIELDS, STATUS_OF_FINISH_REASON, Rollout, Sample
 from parity.training.config import TrainingConfig
 from parity.training.grpo import group_advantages
@@ -35,6 +35,9 @@ SEQUENCES_IN_FLIGHT = 512
 
 REQUEST_RETRIES = 2
 """How often one request is sent again before its group fails."""
+
+ROUTING_KEY = "X-SMG-Routing-Key"
+"""The header by which a router's policy `manual` keeps requests together."""
 
 _SEED_RANGE = 1 << 30
 
@@ -60,6 +63,11 @@ class RolloutResult:
     compared_exchanges: Sequence[Exchange] = ()
 
 
+def routing_headers(sample: Sample) -> dict[str, str]:
+    """Headers that keep a group together in every arm, where the router's policy goes by keys."""
+    return {ROUTING_KEY: f"{sample.rollout_id}-{sample.group_index}"}
+
+
 class SampleAdapter:
     """Lets `parity.samples.Sample` take part in `rollout_patch.generate_group`."""
 
@@ -67,7 +75,9 @@ class SampleAdapter:
         """The prompt's ids, the sample's sampling parameters, and a wish for log-probs."""
         names = ("max_new_tokens", "temperature", "top_p", "top_k", "sampling_seed")
         params = {name: getattr(sample, name) for name in names if getattr(sample, name) is not None}
-        return SampleRequest(params, input_ids=sample.prompt_ids, options={"return_logprob": True})
+        return SampleRequest(
+            params, input_ids=sample.prompt_ids, options={"return_logprob": True}, headers=routing_headers(sample)
+        )
 
     def apply(self, sample: Sample, output: Output) -> None:
         """Fills in the response; the tokens of an aborted one are not trained on."""
@@ -98,7 +108,7 @@ async def generate_rollout(
     arm: str | Callable[[int], Assignment],
     client_post: Post,
     capabilities: Capabilities,
-    engine_id: str,
+    served_by: Callable[[str | None], str],
     seeded: bool,
     retries: int = 0,
     after_scoring: Callable[[int, list[Sample]], None] | None = None,
@@ -114,7 +124,7 @@ async def generate_rollout(
         arm: One of `rollout_patch.ARMS`, or which arms a group gets, by its index.
         client_post: Sends one `/generate` request.
         capabilities: Of the engine.
-        engine_id: The name that samples and exchanges carry.
+        served_by: Names the engine that gave an output, by the output's id; samples and exchanges carry the name.
         seeded: Whether each sample has a sampling seed of its own.
         retries: How often a request may be sent again.
         after_scoring: Told the step and its samples when they have rewards and no advantages yet; it may change them.
@@ -128,11 +138,12 @@ async def generate_rollout(
     permits = Permits(asyncio.Semaphore(SEQUENCES_IN_FLIGHT), SEQUENCES_IN_FLIGHT)
 
     async def generate(asked: _AskedGroup) -> GroupReport:
-        place = {"engine_id": engine_id, "rollout_id": step, "group_index": asked.group_index}
+        place = {"rollout_id": step, "group_index": asked.group_index}
 
         def record(row: dict[str, Any]) -> None:
             where = f"step {step}, group {asked.group_index}"
-            asked.exchanges.append(Exchange.from_json({**row, **place}, where))
+            engine_id = served_by(output_id(row["response"]))
+            asked.exchanges.append(Exchange.from_json({**row, **place, "engine_id": engine_id}, where))
 
         return await generate_group(
             asked.arm,
@@ -149,7 +160,7 @@ async def generate_rollout(
     reports = await _all_or_none([asyncio.ensure_future(generate(asked)) for asked in every])
     seconds = time.perf_counter() - started
     for asked, report in zip(every, reports, strict=True):
-        _finish(asked.samples, report, engine_id)
+        _finish(asked.samples, report, served_by)
     samples = [sample for asked in every for sample in asked.samples]
     _score(task, samples)
     if after_scoring is not None:
@@ -240,9 +251,9 @@ async def _all_or_none(tasks: list[asyncio.Future[GroupReport]]) -> list[GroupRe
         raise
 
 
-def _finish(group: list[Sample], report: GroupReport, engine_id: str) -> None:
-    for sample in group:
-        sample.arm, sample.engine_id = report.arm_used, engine_id
+def _finish(group: list[Sample], report: GroupReport, served_by: Callable[[str | None], str]) -> None:
+    for sample, output in zip(group, report.outputs, strict=True):
+        sample.arm, sample.engine_id = report.arm_used, served_by(output.id)
 
 
 def _score(task: Task, samples: list[Sample]) -> None:

@@ -41,7 +41,7 @@ async def rollout(client, arm, step):
         arm=arm,
         client_post=client.generate,
         capabilities=await client.capabilities(),
-        engine_id=client.engine_id,
+        served_by=client.served_by,
         seeded=True,
         after_scoring=reward_by_slot,
     )

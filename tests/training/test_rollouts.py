@@ -76,7 +76,7 @@ async def rollout(arm="per-sample", engine=None, **changes):
         "arm": arm,
         "client_post": engine or Engine(),
         "capabilities": Capabilities(seeded=True, seed_per_slot=True),
-        "engine_id": "engine-0",
+        "served_by": lambda _: "engine-0",
         "seeded": True,
     }
     return await generate_rollout(**(arguments | changes))
