@@ -1,9 +1,13 @@
-"""The embedded engine: a Hugging Face Qwen2 checkpoint served on the CPU with SGLang's native protocol.
+"""The embedded engine: a Hugging Face Qwen2 or Qwen2.5-VL checkpoint served on the CPU with SGLang's native protocol.
 
     protocol.py       a request body → the sequences to run, or why not; a finished sequence → a response item
+    refusals.py       why not, in the engine's words
+    media.py          which images of a body belong to which prompt
+    images.py         an image off the wire → patches in the place of its placeholder
     sampling.py       logits → tokens and log-probs, reproducible whatever else is in the batch
     model.py          the forward pass over a slab of key-value rows
     prefix_cache.py   prompts computed before
+    recently_used.py  images read and encoded before
     rows.py           the table of running sequences
     scheduler.py      continuous batching: one thread that owns model, slab and cache
     server.py         the HTTP face

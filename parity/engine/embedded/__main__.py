@@ -20,7 +20,7 @@ from parity.engine.embedded.server import Engine, build_app
 def main(arguments: list[str] | None = None) -> int:
     """Serves; 0 after a signal, 2 when the checkpoint cannot be served or the port is taken."""
     parser = argparse.ArgumentParser(
-        prog="python -m parity.engine.embedded", description="Serve a Qwen2 checkpoint on the CPU."
+        prog="python -m parity.engine.embedded", description="Serve a Qwen2 or Qwen2.5-VL checkpoint on the CPU."
     )
     parser.add_argument("--model-path", type=Path, required=True, help="Hugging Face checkpoint directory")
     parser.add_argument("--host", default="127.0.0.1")

@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from parity.engine.embedded.media import ReadImages, Vision, images_by_prompt
+from parity.engine.embedded.refusals import RequestRefused, expect, is_integer, refused, unexpected
 from parity.engine.embedded.sampling import TOP_K_ALL
 
 MAX_SEQUENCES = 16_384
@@ -73,7 +75,6 @@ _NOT_SERVED_FIELDS: dict[str, tuple[Any, ...]] = {
     name: (None, [], False)
     for name in (
         "input_embeds",
-        "image_data",
         "video_data",
         "audio_data",
         "token_ids_logprob",
@@ -90,15 +91,6 @@ _NOT_SERVED_FIELDS: dict[str, tuple[Any, ...]] = {
 
 Tokenize = Callable[[str], list[int]]
 NewId = Callable[[], str]
-
-
-class RequestRefused(Exception):
-    """The request gets this status and body."""
-
-    def __init__(self, body: object, status: int = 400) -> None:
-        super().__init__(status, body)
-        self.status = status
-        self.body = body
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +115,8 @@ class SequenceRequest:
     """One sequence to run.
 
     `logprob_start` is the first prompt position whose log-prob is asked for, None for none. `shares_prefix` says that
-    it is one of n of its prompt, so that all of the prompt but its last token counts as cached.
+    it is one of n of its prompt, so that all of the prompt but its last token counts as cached. `vision` has its
+    images, where it has any; `input_ids` are then its `ids`.
     """
 
     id: str
@@ -133,6 +126,12 @@ class SequenceRequest:
     top_logprobs: int
     logprob_start: int | None
     shares_prefix: bool
+    vision: Vision | None = None
+
+    @property
+    def key(self) -> tuple[int, ...]:
+        """What the prompt is told apart by: its ids, with the content of its images in the place of theirs."""
+        return self.input_ids if self.vision is None else self.vision.key
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,14 +172,16 @@ class Result:
     started: bool
 
 
-def parse_generate(body: object, limits: Limits, tokenize: Tokenize, new_id: NewId) -> GenerateRequest:
-    """The sequences that a `/generate` body asks for.
+def parse_generate(
+    body: object, limits: Limits, tokenize: Tokenize, new_id: NewId, read_images: ReadImages | None = None
+) -> GenerateRequest:
+    """The sequences that a `/generate` body asks for; without `read_images` the model takes no images.
 
     Raises:
         RequestRefused: With the status and body that the request gets instead.
     """
     if not isinstance(body, dict):
-        raise RequestRefused({"error": f"invalid type: {_unexpected(body)}, expected struct GenerateRequest"})
+        raise RequestRefused({"error": f"invalid type: {unexpected(body)}, expected struct GenerateRequest"})
     _check_types(body)
     for name, nothing in _NOT_SERVED_FIELDS.items():
         if body.get(name) not in nothing:
@@ -194,21 +195,29 @@ def parse_generate(body: object, limits: Limits, tokenize: Tokenize, new_id: New
     if len(prompts) * n > MAX_SEQUENCES:
         raise refused(f"{len(prompts)} prompts x {n} samples exceed the limit of {MAX_SEQUENCES} sequences a request.")
     is_list = not single or n > 1
+    images = images_by_prompt(body.get("image_data"), len(prompts), is_list)
+    if read_images is None and any(images):
+        raise refused("image_data is not served: the model takes no images.")
     ids = _request_ids(body.get("rid"), len(prompts), n, is_list, new_id)
     options = [
         _each(body, name, default, len(prompts), n, is_list)
         for name, default in (("return_logprob", False), ("logprob_start_len", -1), ("top_logprobs_num", 0))
     ]
     sequences: list[SequenceRequest] = []
-    for index, (prompt, params, *logprob_options) in enumerate(zip(prompts, params_list, *options, strict=True)):
+    asked = zip(prompts, images, params_list, *options, strict=True)
+    for index, (prompt, pictures, params, *logprob_options) in enumerate(asked):
         input_ids = tuple(tokenize(prompt) if isinstance(prompt, str) else prompt)
         _check_prompt(input_ids, params.get("max_new_tokens"), limits)
+        vision = read_images(input_ids, pictures) if read_images and pictures else None
+        if vision is not None:
+            input_ids = vision.ids
+            _check_prompt(input_ids, params.get("max_new_tokens"), limits)
         sampling = _sampling(params, len(input_ids), limits)
         logprob, start, top = _logprob_options(*logprob_options, prompt_tokens=len(input_ids))
         for sample in range(n):
             seeded = sampling if sampling.seed is None else replace(sampling, seed=sampling.seed + sample)
             sequences.append(
-                SequenceRequest(ids[index * n + sample], input_ids, seeded, logprob, top, start, shares_prefix=n > 1)
+                SequenceRequest(ids[index * n + sample], input_ids, seeded, logprob, top, start, n > 1, vision)
             )
     return GenerateRequest(tuple(sequences), is_list, bool(body.get("stream")))
 
@@ -232,7 +241,8 @@ def response_item(
         "num_retractions": result.retractions,
     }
     if request.return_logprob:
-        asked = request.input_ids[len(request.input_ids) - len(result.prompt_logprobs) :]
+        # The engine names a token of an image 0.
+        asked = [max(token, 0) for token in request.key[len(request.key) - len(result.prompt_logprobs) :]]
         meta |= {
             "input_token_logprobs": _triples(result.prompt_logprobs, asked),
             "output_token_logprobs": _triples(result.logprobs, result.output_ids),
@@ -251,6 +261,7 @@ def response_item(
         "cached_tokens": result.cached_tokens,
         "weight_versions": spans,
         "cached_tokens_details": {"device": result.cached_tokens, "host": 0} if result.cached_tokens else None,
+        **({} if request.vision is None else {"image_tokens": request.vision.image_tokens}),
         "dp_rank": None,
         "e2e_latency": latency,
         "response_sent_to_client_ts": sent_at,
@@ -274,11 +285,6 @@ def trim_stop_string(request: SequenceRequest, result: Result, text: str) -> str
     return text[: place + len(matched)] if request.sampling.no_stop_trim else text[:place]
 
 
-def refused(message: str) -> RequestRefused:
-    """A refusal because of values that make no sense."""
-    return RequestRefused({"error": {"message": message}})
-
-
 def _triples(logprobs: Sequence[float | None], ids: Sequence[int]) -> list[list[float | int | None]]:
     return [[logprob, token, None] for logprob, token in zip(logprobs, ids, strict=True)]
 
@@ -294,30 +300,6 @@ def _spans(versions: Sequence[tuple[str, int]], count: int, weight_version: str)
     return spans or [{"version": weight_version, "start": 0, "end": 0}]
 
 
-def _unexpected(value: object) -> str:
-    # The words of serde's `Unexpected`, which the engine's errors use.
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return f"boolean `{str(value).lower()}`"
-    if isinstance(value, int):
-        return f"integer `{value}`"
-    if isinstance(value, float):
-        return f"floating point `{value}`"
-    if isinstance(value, str):
-        return f'string "{value}"'
-    return "sequence" if isinstance(value, list) else "map"
-
-
-def _expect(good: bool, value: object, expected: str) -> None:
-    if not good:
-        raise RequestRefused({"error": f"invalid type: {_unexpected(value)}, expected {expected}"})
-
-
-def _is_integer(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
 def _check_types(body: dict[str, Any]) -> None:
     for name, kinds, expected in (
         ("rid", (str, list), "a string or a list of strings"),
@@ -331,10 +313,10 @@ def _check_types(body: dict[str, Any]) -> None:
     ):
         value = body.get(name)
         right = isinstance(value, kinds) and not (name.endswith(("len", "num")) and isinstance(value, bool))
-        _expect(value is None or right, value, expected)
+        expect(value is None or right, value, expected)
     params = body.get("sampling_params")
     for one in params if isinstance(params, list) else [params or {}]:
-        _expect(isinstance(one, dict), one, "a map")
+        expect(isinstance(one, dict), one, "a map")
         _check_sampling_types(one)
 
 
@@ -346,16 +328,16 @@ def _check_sampling_types(params: dict[str, Any]) -> None:
         if value is None and name != "n":
             continue
         if name in _INTEGERS:
-            _expect(_is_integer(value), value, "i64")
+            expect(is_integer(value), value, "i64")
         elif name in _FLOATS:
-            _expect(_is_integer(value) or isinstance(value, float), value, "f64")
+            expect(is_integer(value) or isinstance(value, float), value, "f64")
         elif name in _BOOLEANS:
-            _expect(isinstance(value, bool), value, "a boolean")
+            expect(isinstance(value, bool), value, "a boolean")
         elif name == "stop":
             strings = value if isinstance(value, list) else [value]
-            _expect(all(isinstance(string, str) for string in strings), value, "a string or a list of strings")
+            expect(all(isinstance(string, str) for string in strings), value, "a string or a list of strings")
         elif name == "stop_token_ids":
-            _expect(isinstance(value, list) and all(map(_is_integer, value)), value, "a list of integers")
+            expect(isinstance(value, list) and all(map(is_integer, value)), value, "a list of integers")
 
 
 def _prompts(body: dict[str, Any]) -> tuple[list[str] | list[list[int]], bool]:
@@ -366,7 +348,7 @@ def _prompts(body: dict[str, Any]) -> tuple[list[str] | list[list[int]], bool]:
         raise refused("text and input_ids cannot be provided at the same time.")
     if text is not None:
         texts = [text] if isinstance(text, str) else text
-        _expect(all(isinstance(one, str) for one in texts), text, "a string or a list of strings")
+        expect(all(isinstance(one, str) for one in texts), text, "a string or a list of strings")
         if not texts:
             raise refused("text cannot be empty.")
         return texts, isinstance(text, str)
@@ -376,9 +358,9 @@ def _prompts(body: dict[str, Any]) -> tuple[list[str] | list[list[int]], bool]:
     single = not isinstance(ids[0], list)
     lists = [ids] if single else ids
     for one in lists:
-        _expect(isinstance(one, list), one, "a list of token ids")
+        expect(isinstance(one, list), one, "a list of token ids")
         for token in one:
-            _expect(_is_integer(token), token, "i64")
+            expect(is_integer(token), token, "i64")
     return lists, single
 
 
@@ -391,7 +373,7 @@ def _samples_a_prompt(params_list: list[dict[str, Any]]) -> int:
 
 def _request_ids(rid: object, prompts: int, n: int, is_list: bool, new_id: NewId) -> list[str]:
     if isinstance(rid, list):
-        _expect(all(isinstance(one, str) for one in rid), rid, "a string or a list of strings")
+        expect(all(isinstance(one, str) for one in rid), rid, "a string or a list of strings")
         if not is_list:
             raise refused("The rid should be a string.")
         if len(rid) != prompts:
@@ -417,7 +399,7 @@ def _each(body: dict[str, Any], name: str, default: Any, prompts: int, n: int, i
         raise refused(f"{name} should not be a list for a single request.")
     _check_length(name, value, prompts)
     for one in value:
-        _expect(isinstance(one, bool) if isinstance(default, bool) else _is_integer(one), one, type(default).__name__)
+        expect(isinstance(one, bool) if isinstance(default, bool) else is_integer(one), one, type(default).__name__)
     return value
 
 

@@ -26,6 +26,7 @@ _STATE = np.dtype(
         ("min_p", np.float64),
         ("seed", np.uint64),
         ("watched", np.bool_),
+        ("shift", np.int64),
     ]
 )
 
@@ -45,7 +46,8 @@ class Rows:
     """Rows for sequences of at most `tokens` tokens, prompt included.
 
     `state` holds a row's prompt tokens, its `length` (tokens whose keys and values are in the slab), the length to
-    `end` at, and how to sample; `watched` rows need a look in Python at every token. `tokens` (rows, columns + 1) and
+    `end` at, and how to sample; `watched` rows need a look in Python at every token, and `shift` is what leads from the
+    column of a token after the prompt to its position. `tokens` (rows, columns + 1) and
     `logprobs` are by position. `stops` (rows, K) holds the ids that end a row, filled up with -1.
     """
 
@@ -87,6 +89,7 @@ class Rows:
         seed: int,
         stops: frozenset[int],
         watched: bool,
+        shift: int,
     ) -> None:
         """Starts a row whose `context` is in the slab: `prompt` tokens, and output with these log-probs."""
         self.tokens[row, : len(context)] = context
@@ -96,7 +99,7 @@ class Rows:
         self.stops[row, : len(stops)] = sorted(stops)
         end = prompt + sampling.max_new_tokens
         how = (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
-        self.state[row] = (prompt, len(context), end, *how, seed, watched)
+        self.state[row] = (prompt, len(context), end, *how, seed, watched, shift)
 
     def produced(self, row: int) -> int:
         """Output tokens of a row."""

@@ -22,13 +22,17 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from parity.engine.embedded.model import Model
+from parity.engine.embedded.media import SeenImage, Vision
+from parity.engine.embedded.model import Model, Sight
 from parity.engine.embedded.prefix_cache import PrefixCache
 from parity.engine.embedded.protocol import Result, SequenceRequest
+from parity.engine.embedded.recently_used import RecentlyUsed
 from parity.engine.embedded.rows import Rows, rows_for
 from parity.engine.embedded.sampling import Floats, Integers, log_softmax, on_grid, sample
 
 PREFIX_CACHE_BYTES = 64 << 20
+FEATURES_BYTES = 64 << 20
+"""Features of images encoded before."""
 PREFILL_SCORES = 1 << 22
 """Attention scores a head that one prefill may hold: prompts x new tokens x columns."""
 
@@ -71,6 +75,11 @@ class Sequence:
         return self.request.input_ids + self.output_ids
 
     @property
+    def key(self) -> tuple[int, ...]:
+        """The context, with the content of images in the place of their ids: equal keys have equal keys and values."""
+        return self.request.key + self.output_ids
+
+    @property
     def end(self) -> int:
         """Prompt and output at most, in tokens."""
         return len(self.request.input_ids) + self.request.sampling.max_new_tokens
@@ -99,6 +108,8 @@ class Counters:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     generated_tokens: int = 0
+    images_encoded: int = 0
+    images_cached: int = 0
     steps: int = 0
 
 
@@ -131,6 +142,7 @@ class Scheduler:
         self._stop_text = stop_text
         self._deliver = deliver
         self._prefixes = PrefixCache(PREFIX_CACHE_BYTES)
+        self._features: RecentlyUsed[torch.Tensor] = RecentlyUsed(FEATURES_BYTES, lambda features: features.nbytes)
         self._changed: list[tuple[Sequence, Result]] = []
         self._starting: list[Sequence] = []
         self._wake = threading.Condition()
@@ -210,20 +222,20 @@ class Scheduler:
         self.paused = False
 
     def flush_cache(self) -> bool:
-        """Forgets all prefixes, unless sequences are running, or waiting to without a pause."""
+        """Forgets all prefixes and images, unless sequences are running, or waiting to without a pause."""
         if self.running or (self.waiting and not self.paused):
             return False
-        self._prefixes.clear()
+        self._forget()
         return True
 
     def update_weights(self, path: Path, version: str | None) -> None:
-        """Takes the weights of another checkpoint and, where given, their version; forgets all prefixes.
+        """Takes the weights of another checkpoint and, where given, their version; forgets all prefixes and images.
 
         Raises:
             CheckpointError: The checkpoint cannot be taken; the old weights stay.
         """
         self.model.load(path)
-        self._prefixes.clear()
+        self._forget()
         if version is None:
             return
         self.weight_version = version
@@ -232,6 +244,10 @@ class Scheduler:
         for sequence in self.waiting:
             if sequence.started:
                 sequence.versions.append((version, len(sequence.output_ids)))
+
+    def _forget(self) -> None:
+        self._prefixes.clear()
+        self._features.clear()
 
     # The thread.
 
@@ -263,7 +279,9 @@ class Scheduler:
             return
         lengths = self._rows.state["length"][:count].copy()
         ids = self._rows.tokens[np.arange(count), lengths]
-        hidden = self.model.forward(torch.from_numpy(ids)[:, None], torch.from_numpy(lengths)[:, None], self._rows.slab)
+        positions = lengths + self._rows.state["shift"][:count]
+        one = [torch.from_numpy(each)[:, None] for each in (ids, lengths, positions)]
+        hidden = self.model.forward(one[0], one[1], self._rows.slab, positions=one[2])
         self._rows.state["length"][:count] += 1
         self._emit(0, self.model.logits(hidden[:, 0]))
 
@@ -354,7 +372,7 @@ class Scheduler:
         for sequence in everyone:
             if sequence not in ended:
                 self._finish(sequence, _failure(message))
-        self._prefixes.clear()
+        self._forget()
         self._rows = Rows(self.model, 1, self.max_running)
 
     # Prefill.
@@ -367,10 +385,10 @@ class Scheduler:
         for sequence in self._starting:
             request = sequence.request
             start = None if sequence.started else request.logprob_start
-            groups.setdefault((sequence.context, start, request.top_logprobs), []).append(sequence)
-        jobs = [_Prefill(context, start, top, members) for (context, start, top), members in groups.items()]
+            groups.setdefault((sequence.key, start, request.top_logprobs), []).append(sequence)
+        jobs = [_Prefill(members[0].context, key, start, top, members) for (key, start, top), members in groups.items()]
         for job in jobs:
-            held, job.entry = self._prefixes.match(job.context)
+            held, job.entry = self._prefixes.match(job.key)
             job.held = min(held, len(job.context) - 1, job.reach)
         place = 0
         while place < len(jobs):
@@ -396,45 +414,86 @@ class Scheduler:
 
     def _prefill(self, jobs: list[_Prefill], first: int) -> int:
         """Computes as many prompts as one pass may hold, starts their sequences, and returns the next one's place."""
-        last, new, columns = first, 0, 0
+        last, new, longest = first, 0, 0
         while last < len(jobs):
             job = jobs[last]
-            new, columns = max(new, len(job.context) - job.held), max(columns, len(job.context))
+            new, longest = max(new, len(job.context) - job.held), max(longest, len(job.context))
             # Padding writes past the end of a shorter prompt: `held + new` columns.
-            if last > first and (last + 1 - first) * new * (columns + new) > PREFILL_SCORES:
+            if last > first and (last + 1 - first) * new * (longest + new) > PREFILL_SCORES:
                 break
             last += 1
         chunk = jobs[first:last]
         new = max(len(job.context) - job.held for job in chunk)
         slab = self.model.new_slab(len(chunk), max(job.held for job in chunk) + new)
         ids = torch.zeros((len(chunk), new), dtype=torch.int64)
-        positions = torch.tensor([job.held for job in chunk])[:, None] + torch.arange(new)
-        # Padding sits at positions that no real token looks at, but must stay inside the rotary table.
-        positions_in_table = positions.clamp(max=self.model.context_length - 1)
+        columns = torch.tensor([job.held for job in chunk])[:, None] + torch.arange(new)
+        # Padding sits in columns that no real token looks at, but must stay inside the rotary table.
+        columns = columns.clamp(max=self.model.context_length - 1)
         for row, job in enumerate(chunk):
             ids[row, : len(job.context) - job.held] = torch.tensor(job.context[job.held :])
             if job.entry is not None:
                 slab[:, :, row, :, : job.held] = job.entry[:, :, :, : job.held]
-        hidden = self.model.forward(ids, positions_in_table, slab)
+        hidden = self.model.forward(ids, columns, slab, sight=self._sight(chunk, columns))
         ends = torch.tensor([len(job.context) - job.held - 1 for job in chunk])
         logits = self.model.logits(hidden[torch.arange(len(chunk)), ends])
         before = len(self.running)
         source: list[int] = []
         for row, job in enumerate(chunk):
             kv = slab[:, :, row, :, : len(job.context)]
-            self._prefixes.insert(job.context, kv)
+            self._prefixes.insert(job.key, kv)
             self._score_prompt(job, hidden[row])
             source += [row] * self._start(job, kv)
         if source:
             self._emit(before, logits[source])
         return last
 
+    def _sight(self, chunk: list[_Prefill], columns: torch.Tensor) -> Sight | None:
+        """Where the images of a chunk's prompts are, as far as they are not cached; None where no prompt has any."""
+        if not any(job.vision for job in chunk):
+            return None
+        positions = columns.expand(3, -1, -1).clone()
+        is_image = torch.zeros(columns.shape, dtype=torch.bool)
+        features = []
+        for row, job in enumerate(chunk):
+            if job.vision is None:
+                continue
+            prompt = len(job.vision.ids)
+            positions[:, row] += job.vision.shift
+            new = slice(0, max(prompt - job.held, 0))
+            positions[:, row, new] = job.vision.positions[:, job.held :]
+            is_image[row, new] = torch.tensor([token < 0 for token in job.key[job.held : prompt]], dtype=torch.bool)
+            features += self._last_features(job.vision, int(is_image[row].sum()))
+        nothing = torch.zeros((0, self.model.config.hidden_size), dtype=torch.float64)
+        return Sight(positions, is_image, torch.cat([nothing, *features]))
+
+    def _last_features(self, vision: Vision, count: int) -> list[torch.Tensor]:
+        """The features of a prompt's last image tokens; images that only others are of are not looked at."""
+        parts: list[torch.Tensor] = []
+        for image in reversed(vision.images):
+            if count <= 0:
+                break
+            parts.append(self._encoded(image)[-count:])
+            count -= len(parts[-1])
+        return parts[::-1]
+
+    def _encoded(self, image: SeenImage) -> torch.Tensor:
+        features = self._features.get(image.digest)
+        if features is None:
+            features = self.model.encode_image(image.patches, image.grid)
+            self._features.put(image.digest, features)
+            self.counters.images_encoded += 1
+        else:
+            self.counters.images_cached += 1
+        return features
+
     def _score_prompt(self, job: _Prefill, hidden: torch.Tensor) -> None:
         if job.start is None:
             return
         count = len(job.context)
         logprobs = log_softmax(self.model.logits(hidden[job.start - job.held : count - job.held - 1]))
-        targets = np.array(job.context[job.start + 1 :], dtype=np.int64)
+        # The engine clips the number that stands for an image's content to the vocabulary.
+        last = self.model.vocabulary_size - 1
+        targets = np.array([token if token >= 0 else last for token in job.key[job.start + 1 :]], dtype=np.int64)
         values = on_grid(logprobs[np.arange(len(targets)), targets]).tolist()
         best = tuple(_best(row, job.top) for row in logprobs) if job.top else ()
         for sequence in job.members:
@@ -477,6 +536,7 @@ class Scheduler:
             sequence.seed,
             stops=frozenset() if sampling.ignore_eos else self._stop_ids | sampling.stop_token_ids,
             watched=bool(sampling.stop) or sequence.stream or request.top_logprobs > 0,
+            shift=0 if request.vision is None else request.vision.shift,
         )
 
 
@@ -485,11 +545,17 @@ class _Prefill:
     """A prompt to compute for its members; `held` tokens come from `entry`, those from `start` on are scored."""
 
     context: tuple[int, ...]
+    key: tuple[int, ...]
     start: int | None
     top: int
     members: list[Sequence]
     held: int = 0
     entry: torch.Tensor | None = None
+
+    @property
+    def vision(self) -> Vision | None:
+        """The images of the prompt."""
+        return self.members[0].request.vision
 
     @property
     def reach(self) -> int:

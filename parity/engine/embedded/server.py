@@ -6,6 +6,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -21,16 +22,16 @@ from parity.engine.embedded.model import CheckpointError, Model
 from parity.engine.embedded.protocol import (
     GenerateRequest,
     Limits,
-    RequestRefused,
     Result,
     SequenceRequest,
     ids_to_decode,
     parse_generate,
-    refused,
     response_item,
     trim_stop_string,
 )
+from parity.engine.embedded.refusals import RequestRefused, refused
 from parity.engine.embedded.scheduler import Scheduler, Sequence
+from parity.errors import InputError
 
 MAX_BODY_BYTES = 64 << 20
 HEALTH_TIMEOUT = 20.0
@@ -71,15 +72,24 @@ class Engine:
         self._lock = _ReadersWriter()
         eos = self.model.config.eos_token_id
         stops = {*(eos if isinstance(eos, list) else [eos]), self.tokenizer.eos_token_id} - {None}
+        self._images = _image_reader(path, self.model)
+        self._reading = ThreadPoolExecutor(1, "images")
         self.scheduler = Scheduler(self.model, stops, self._stop_text, self._deliver, max_running)
 
     def stop(self) -> None:
         """Stops generating; what is under way is not answered."""
+        self._reading.shutdown(wait=False, cancel_futures=True)
         self.scheduler.stop()
 
-    def parse(self, body: object) -> GenerateRequest:
-        """The sequences a body asks for, or `RequestRefused`."""
-        return parse_generate(body, self.limits, self._encode, lambda: uuid.uuid4().hex)
+    async def parse(self, body: object) -> GenerateRequest:
+        """The sequences a body asks for, or `RequestRefused`; images are read on a thread of their own."""
+        if self._images is None or not (isinstance(body, dict) and body.get("image_data")):
+            return self._parse(body)
+        return await self._loop.run_in_executor(self._reading, self._parse, body)
+
+    def _parse(self, body: object) -> GenerateRequest:
+        read_images = None if self._images is None else self._images.of_request()
+        return parse_generate(body, self.limits, self._encode, lambda: uuid.uuid4().hex, read_images)
 
     async def generate(self, request: GenerateRequest) -> list[dict[str, Any]]:
         """Response items, in order.
@@ -187,6 +197,17 @@ class Engine:
         return text
 
 
+def _image_reader(path: Path, model: Model) -> Any:
+    if not model.has_vision:
+        return None
+    from parity.engine.embedded.images import ImageReader  # which needs more of transformers than text does
+
+    try:
+        return ImageReader(path, model.whole_config)
+    except InputError as error:
+        raise CheckpointError(str(error)) from error
+
+
 class _ReadersWriter:
     """Many requests or one weight update; requests that come while an update waits stand behind it."""
 
@@ -274,7 +295,7 @@ class _Face:
         self._started = time.time()
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
-        parsed = self._engine.parse(await _body(request))
+        parsed = await self._engine.parse(await _body(request))
         if parsed.stream:
             return await self._stream(request, parsed)
         items = await self._engine.generate(parsed)
@@ -346,8 +367,9 @@ class _Face:
         if not scheduler.alive:
             return web.Response(status=503)
         if not scheduler.running and not scheduler.waiting:
-            probe = self._engine.parse({"input_ids": [0], "sampling_params": {"max_new_tokens": 1, "temperature": 0}})
+            small = {"input_ids": [0], "sampling_params": {"max_new_tokens": 1, "temperature": 0}}
             try:
+                probe = await self._engine.parse(small)
                 await asyncio.wait_for(self._engine.generate(probe), HEALTH_TIMEOUT)
             except (asyncio.TimeoutError, RequestRefused):
                 return web.Response(status=503)
@@ -365,10 +387,10 @@ class _Face:
                 "preferred_sampling_params": None,
                 "weight_version": engine.scheduler.weight_version,
                 "load_format": "auto",
-                "has_image_understanding": False,
+                "has_image_understanding": engine.model.has_vision,
                 "has_audio_understanding": False,
-                "model_type": engine.model.config.model_type,
-                "architectures": engine.model.config.architectures,
+                "model_type": engine.model.whole_config.model_type,
+                "architectures": engine.model.whole_config.architectures,
             }
         )
 
@@ -413,6 +435,8 @@ class _Face:
             ("prompt_tokens_total", "counter", "Prompt tokens of sequences started.", counters.prompt_tokens),
             ("cached_tokens_total", "counter", "Prompt tokens that were cached.", counters.cached_tokens),
             ("generation_tokens_total", "counter", "Tokens sampled.", counters.generated_tokens),
+            ("images_encoded_total", "counter", "Images that the vision encoder saw.", counters.images_encoded),
+            ("images_cached_total", "counter", "Images whose features were cached.", counters.images_cached),
             ("scheduler_turns_total", "counter", "Turns of the scheduler.", counters.steps),
         )
         lines = [

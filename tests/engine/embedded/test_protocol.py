@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parity.engine.embedded.protocol import GenerateRequest, Limits, RequestRefused, parse_generate
+from parity.engine.embedded.protocol import GenerateRequest, Limits, parse_generate
+from parity.engine.embedded.refusals import RequestRefused
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-3, 300) | st.floats(-2, 2) | st.sampled_from(["", "a", "4"]),
