@@ -17,7 +17,10 @@ ENGINES = ("embedded", "sglang")
 MIXED_DESIGNS = ("switchback", "probe")
 """Both arms inside one run: each group in an arm drawn by a coin; prompts in both arms, of which one is trained on."""
 
-DESIGNS = ("twin", "replay", "paired", *MIXED_DESIGNS)
+LIST_TWIN = "list-twin"
+"""A twin for engines where one seed makes all n samples of a native request equal: lists stand in for native."""
+
+DESIGNS = ("twin", LIST_TWIN, "replay", "paired", *MIXED_DESIGNS)
 """How runs are made: seeded sampling in both arms; one recording for both; free sampling in both; one mixed run."""
 
 DEFAULT_MARGINS: Mapping[str, float] = {
@@ -30,11 +33,12 @@ DEFAULT_MARGINS: Mapping[str, float] = {
 """Largest run-level difference that counts as the same, by metric: absolute, in its unit (grad norm: of its log)."""
 
 
-def check_question(baseline: str, experiment: str, engine: str) -> None:
+def check_question(baseline: str, experiment: str, engine: str, workers: int = 1, router: str = "") -> None:
     """Checks what every comparison is asked for.
 
     Raises:
-        UsageError: An arm or the engine is not one that there is, or both arms are the same.
+        UsageError: An arm, the engine or the router's policy is not one that there is, both arms are the same, or
+            workers are asked of a deployment.
     """
     for arm in (baseline, experiment):
         if arm not in ARMS:
@@ -43,6 +47,19 @@ def check_question(baseline: str, experiment: str, engine: str) -> None:
         raise UsageError(f"both arms are {baseline!r}: a comparison needs two different ones")
     if "://" not in engine and engine not in ENGINES:
         raise UsageError(f"no engine {engine!r}: expected {', '.join(ENGINES)} or a URL")
+    if workers != 1 or router:
+        from parity.engine import check_fleet  # imports an HTTP client, which most commands need not wait for
+
+        check_fleet(engine, workers, router or None)
+
+
+def engine_words(engine: str, workers: int, router: str) -> str:
+    """The engine, its workers and its router, as a report names them."""
+    if workers == 1 and not router:
+        return engine
+    from parity.engine.router import DEFAULT_POLICY
+
+    return f"{engine} ({workers} worker{'s' * (workers > 1)} behind sglang-router, {router or DEFAULT_POLICY})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +71,10 @@ class ExperimentConfig:
         experiment: The arm in question.
         task: The task's name.
         engine: ``embedded``, ``sglang``, or the URL of a deployment.
+        workers: How many engines to start.
+        router: The policy of the sglang-router in front of them; empty: `round_robin` for several, no router for one.
         control: Whether weights may be pushed to a deployment at a URL, which training needs.
-        designs: Which of `DESIGNS` to run, in order; empty: twin then paired where the engine can seed, else replay
-            then paired.
+        designs: Which of `DESIGNS` to run, in order; empty: what the engine is seen to allow (`parity.designs`).
         seeds: Number of paired seeds, and of mixed runs.
         steps: Training steps of each paired or mixed run.
         twin_steps: Training steps of each twin run.
@@ -70,6 +88,8 @@ class ExperimentConfig:
     experiment: str
     task: str = "arithmetic"
     engine: str = "embedded"
+    workers: int = 1
+    router: str = ""
     control: bool = False
     designs: tuple[str, ...] = ()
     seeds: int = 3
@@ -86,12 +106,14 @@ class ExperimentConfig:
         Raises:
             UsageError: An arm, a design, a count or a fault is not one that there is.
         """
-        check_question(self.baseline, self.experiment, self.engine)
+        check_question(self.baseline, self.experiment, self.engine, self.workers, self.router)
         unknown = set(self.designs) - set(DESIGNS)
         if unknown:
             raise UsageError(f"no design {sorted(unknown)}: there are {', '.join(DESIGNS)}")
         if "replay" in self.designs and "paired" not in self.designs:
             raise UsageError("a replay needs a recording: add --design paired")
+        if LIST_TWIN in self.designs and {self.baseline, self.experiment} != {"per-sample", "native"}:
+            raise UsageError(f"a {LIST_TWIN} compares per-sample with native, in place of which it asks for lists")
         for name in ("seeds", "steps", "twin_steps"):
             if getattr(self, name) < 1:
                 raise UsageError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(self, name)}")
@@ -167,6 +189,11 @@ class Pair:
         return self.design in MIXED_DESIGNS
 
     @property
+    def seeded(self) -> bool:
+        """Whether each sample has a seed of its own, the same in both arms."""
+        return self.design in ("twin", LIST_TWIN)
+
+    @property
     def run_arms(self) -> tuple[str, ...]:
         """The arm of each run; a mixed run is called by its design."""
         return (self.design,) if self.mixed else self.arms
@@ -174,7 +201,7 @@ class Pair:
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the runs, baseline first."""
-        prefix = "replay-" if self.design == "replay" else ""
+        prefix = f"{self.design}-" if self.design in ("replay", LIST_TWIN) else ""
         return tuple(f"{prefix}{arm}-seed{self.seed}" for arm in self.run_arms)
 
 
@@ -183,13 +210,21 @@ def weight_version(run: str, step: int) -> str:
     return f"{run}-step{step}"
 
 
+def twin_by_lists(arms: tuple[str, str]) -> tuple[str, str]:
+    """The arms of a twin in which a list with a seed an item stands in for native."""
+    first, second = ("batched" if arm == "native" else arm for arm in arms)
+    return first, second
+
+
 def plan_pairs(config: ExperimentConfig, designs: Sequence[str]) -> list[Pair]:
-    """The pairs of an experiment in the order they run; the twin has seed 0, the seeds of the others count from 1.
+    """The pairs of an experiment in the order they run; twins have seed 0, the seeds of the others count from 1.
 
     A replay pair replays the first paired baseline, so it runs after it.
     """
     arms = (config.baseline, config.experiment)
     pairs = [Pair("twin", 0, config.twin_steps, arms)] if "twin" in designs else []
+    if LIST_TWIN in designs:
+        pairs.append(Pair(LIST_TWIN, 0, config.twin_steps, twin_by_lists(arms)))
     if "paired" in designs:
         pairs += [Pair("paired", seed, config.steps, arms) for seed in range(1, config.seeds + 1)]
     if "replay" in designs:

@@ -12,7 +12,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-_PACKAGES = ("rollout-parity", "torch", "transformers", "numpy", "scipy", "statsmodels", "pyarrow", "aiohttp")
+_PACKAGES = (
+    *("rollout-parity", "torch", "transformers", "numpy", "scipy", "statsmodels", "pyarrow", "aiohttp"),
+    "sglang-router",
+)
 
 
 def versions() -> dict[str, str]:

@@ -24,7 +24,7 @@ from parity.engine import Engine, EngineClient, open_engine
 from parity.engine.detection import detect_determinism
 from parity.errors import EngineError, EngineUnavailable, InputError, ParityError, TrainingError, UsageError
 from parity.exchanges import Exchange
-from parity.experiment import LIST_TWIN, ExperimentConfig, Pair, plan_pairs, weight_version
+from parity.experiment import LIST_TWIN, ExperimentConfig, Pair, engine_words, plan_pairs, weight_version
 from parity.faults import AfterScoring, planting
 from parity.metrics import rollout_metrics
 from parity.provenance import commit, versions
@@ -109,9 +109,17 @@ def run_experiment(
         watcher.note(f"experiment: {out}")
         watcher.note(f"policy: warm start on {task.name}, trained once and kept in {cache}")
         policy = warm_start(task, cache, progress=_warm_start_progress(watcher))
-        watcher.note(f"engine {config.engine}: starting, log in {out / 'logs'}")
-        progress = _start_progress(config.engine, watcher)
-        engine = open_engine(config.engine, policy, out / "logs", control=config.control, progress=progress)
+        engine_name = engine_words(config.engine, config.workers, config.router)
+        watcher.note(f"engine {engine_name}: starting, logs in {out / 'logs'}")
+        engine = open_engine(
+            config.engine,
+            policy,
+            out / "logs",
+            control=config.control,
+            progress=_start_progress(config.engine, watcher),
+            workers=config.workers,
+            router=config.router or None,
+        )
         try:
             asyncio.run(_run_pairs(config, out, task, policy, engine, watcher, resume))
         except TrainingError as error:  # the step's samples are on disk, and the contract says what is wrong with them
@@ -126,7 +134,7 @@ def _describe(config: ExperimentConfig, command: str) -> dict[str, Any]:
         "baseline": config.baseline,
         "experiment": config.experiment,
         "task": config.task,
-        "engine": config.engine,
+        "engine": engine_words(config.engine, config.workers, config.router),
         "steps": config.steps,
         "seeds": list(range(1, config.seeds + 1)),
         "margins": dict(config.margins),

@@ -19,6 +19,7 @@ from parity.cli.shared import (
     arm_options,
     cache_directory,
     conclude,
+    fleet_options,
     given_options,
     interruptible,
     new_directory,
@@ -36,6 +37,7 @@ Examples:
   parity run --baseline --experiment native
   parity run --baseline batched --experiment native --seeds 5 --steps 60
   parity run --baseline --experiment native --engine sglang --steps 30
+  parity run --baseline --experiment native --workers 3 --router cache_aware
   parity run --baseline --experiment native --design probe --seeds 1
   parity run --baseline --experiment native --plant exchanged-outputs@7
   parity run --baseline --experiment native --clearml
@@ -46,6 +48,7 @@ Examples:
 @click.command(epilog=RUN_EXAMPLES + "\n" + EXIT_HELP)
 @arm_options
 @click.option("--engine", default="embedded", show_default=True, help="embedded, sglang, or the URL of a deployment.")
+@fleet_options
 @click.option(
     "--control", is_flag=True, help="Allow weight updates on a deployment at a URL; it must see this file system."
 )

@@ -19,6 +19,7 @@ from parity.cli.shared import (
     EXIT_HELP,
     arm_options,
     cache_directory,
+    fleet_options,
     given_options,
     interruptible,
     new_directory,
@@ -32,6 +33,7 @@ Examples:
   parity sample --engine http://127.0.0.1:30000 --prompts train.jsonl --max-new-tokens 1024 \\
                 --reward my_task:reward --margin reward=0.02
   parity sample --engine sglang --fixed 256
+  parity sample --workers 2 --router round_robin
   parity sample --out parity-out/sample-1 --resume --max-groups 8192
 """
 
@@ -44,6 +46,7 @@ Examples:
     show_default=True,
     help="embedded, sglang, or the URL of a deployment, which keeps its weights and is only asked.",
 )
+@fleet_options
 @click.option("--model-path", help="A checkpoint for an engine started here. Default: a policy warm-started on --task.")
 @click.option("--task", default="arithmetic", show_default=True, help="Where prompts and reward come from.")
 @click.option("--prompts", type=click.Path(dir_okay=False, exists=True), help="JSON lines or Parquet with prompts.")

@@ -142,6 +142,19 @@ def arm_options(command: Callable[..., None]) -> Callable[..., None]:
     return baseline(experiment(command))
 
 
+def fleet_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Adds the options that start several engines behind a router."""
+    router = click.option(
+        "--router",
+        default="",
+        metavar="POLICY",
+        help="Put the sglang-router before the engines started here, by a policy: random, round_robin, cache_aware, "
+        "power_of_two or manual. Default: round_robin for several workers, no router for one.",
+    )
+    workers = click.option("--workers", type=int, default=1, show_default=True, help="Engines to start.")
+    return workers(router(command))
+
+
 def given_options(context: click.Context, asked: Mapping[str, Any]) -> dict[str, Any]:
     """The options that stand on the command line, without those that have their defaults."""
     source = click.core.ParameterSource.COMMANDLINE

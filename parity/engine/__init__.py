@@ -13,7 +13,7 @@ from parity.engine.remote import RemoteEngine, remote_engine
 from parity.engine.router import check_router
 from parity.errors import UsageError
 
-__all__ = ["Engine", "EngineClient", "EngineProcess", "Fleet", "RemoteEngine", "open_engine"]
+__all__ = ["Engine", "EngineClient", "EngineProcess", "Fleet", "RemoteEngine", "check_fleet", "open_engine"]
 
 EMBEDDED_START_TIMEOUT = 300.0
 
@@ -44,15 +44,24 @@ def open_engine(
         UsageError: `spec` is none of these, or there can be no such router.
         EngineError: The engine did not come up; the message ends with its log.
     """
+    policy = check_fleet(spec, workers, router)
     if "://" in spec:
-        if workers != 1 or router is not None:
-            raise UsageError(f"workers and router are started with engines of ours; {spec} has its own")
         return remote_engine(spec, control=control)
-    policy = check_router(workers, router)
     processes = [_process(spec, f"{spec}-{index}", model_path, log_dir, progress) for index in range(workers)]
     engine = processes[0] if policy is None else Fleet(processes, policy, log_dir, progress)
     engine.start()
     return engine
+
+
+def check_fleet(spec: str, workers: int, router: str | None) -> str | None:
+    """The policy of the router in front of so many workers; None where there is to be no router.
+
+    Raises:
+        UsageError: There can be no such workers or router.
+    """
+    if "://" in spec and (workers != 1 or router is not None):
+        raise UsageError(f"workers and a router are for engines started here; {spec} is a deployment as it is")
+    return check_router(workers, router)
 
 
 def _process(spec: str, engine_id: str, model_path: Path, log_dir: Path, progress: Progress | None) -> EngineProcess:

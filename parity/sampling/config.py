@@ -32,6 +32,8 @@ class SamplingConfig:
         baseline: The arm compared with.
         experiment: The arm in question.
         engine: ``embedded``, ``sglang``, or the URL of a deployment, whose weights are left alone.
+        workers: How many engines to start.
+        router: The policy of the sglang-router in front of them; empty: `round_robin` for several, no router for one.
         model_path: The checkpoint that an engine started here serves; by default the warm-started policy of the task.
         task: The task that prompts and reward come from, unless `prompts` is given.
         prompts: A file of prompts.
@@ -52,6 +54,8 @@ class SamplingConfig:
     baseline: str
     experiment: str
     engine: str = "embedded"
+    workers: int = 1
+    router: str = ""
     model_path: str | None = None
     task: str = "arithmetic"
     prompts: str | None = None
@@ -84,7 +88,7 @@ class SamplingConfig:
         Raises:
             UsageError: An arm, a number, a margin or a combination is not one that there is.
         """
-        check_question(self.baseline, self.experiment, self.engine)
+        check_question(self.baseline, self.experiment, self.engine, self.workers, self.router)
         if "://" in self.engine and self.model_path is not None:
             raise UsageError("--model-path is of an engine started here; a URL keeps its own weights")
         least = {"group_size": 1, "max_groups": 2} | ({} if self.fixed is None else {"fixed": 2})

@@ -18,7 +18,10 @@ import pyarrow.compute as pc
 
 from parity.checking import reward_function
 from parity.contract_checks import Rules
+from parity.designs import check_free_groups
 from parity.engine import Engine, open_engine
+from parity.engine.detection import detect_determinism
+from parity.experiment import engine_words
 from parity.findings import Finding, Level, Status, judge
 from parity.provenance import commit, versions
 from parity.samples import Rollout, Sample
@@ -81,8 +84,11 @@ def sample_arms(
         prompts = None if config.prompts is None else read_prompts(Path(config.prompts), config.prompt_key)
         watcher.note(f"samples and exchanges: {out}")
         policy = _policy(config, cache, watcher)
-        watcher.note(f"engine {config.engine}: " + ("a deployment, only asked" if policy is None else "starting"))
-        engine = open_engine(config.engine, policy or out, out / "logs", control=False)
+        engine_name = engine_words(config.engine, config.workers, config.router)
+        watcher.note(f"engine {engine_name}: " + ("a deployment, only asked" if policy is None else "starting"))
+        engine = open_engine(
+            config.engine, policy or out, out / "logs", workers=config.workers, router=config.router or None
+        )
         try:
             return asyncio.run(_sample(config, store, prompts, policy, engine, watcher))
         finally:
@@ -112,7 +118,10 @@ async def _sample(
     cap = config.max_new_tokens or task.max_new_tokens
     rules = _rules(config, cap, reward, policy)
     async with engine.client() as client:
-        asker = Asker(config, client, await client.capabilities(), cap, reward)
+        seen = await detect_determinism(client.generate, await client.capabilities())
+        watcher.note(f"engine {config.engine}, as seen: {seen.summary}")
+        check_free_groups(config.arms, seen)
+        asker = Asker(config, client, seen.capabilities, cap, reward)
         sampled = await _blocks(asker, store, _source(config, task, prompts, policy), rules, watcher)
         rollouts = store.rollout(config.baseline), store.rollout(config.experiment)
         rescored = sampled.rescored
