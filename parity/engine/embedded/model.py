@@ -42,12 +42,14 @@ _SHAPE_FIELDS = (
     "rope_scaling",
     "rope_parameters",
     "max_position_embeddings",
-    "tie_word_embeddings",
     "use_sliding_window",
 )
 
 
-_SHAPE_FIELDS_OF_VISION = ("vision_config", "image_token_id", "vision_start_token_id", "vision_end_token_id")
+_SHAPE_FIELDS_OF_ALL = (
+    *("model_type", "tie_word_embeddings", "vision_config"),
+    *("image_token_id", "vision_start_token_id", "vision_end_token_id"),
+)
 
 
 class CheckpointError(Exception):
@@ -188,7 +190,7 @@ class Model:
         _same_shape(self.whole_config, _read_config(path), path)
         own = self._weights()
         new = {_name_on_disk(name): tensor for name, tensor in _read_safetensors(path).items()}
-        tied = {"lm_head.weight"} if self.config.tie_word_embeddings else set()
+        tied = {"lm_head.weight"} if self.whole_config.tie_word_embeddings else set()
         if wrong := sorted((set(own) ^ set(new)) - tied):
             raise CheckpointError(f"{path}: weights missing or not known: {wrong[:4]} ({len(wrong)} in all)")
         for name in new.keys() & own.keys():
@@ -210,7 +212,7 @@ class Model:
                 raise CheckpointError(f"{path}: {name} is of {tensor.dtype}, not floating point")
             if not torch.isfinite(tensor).all():
                 raise CheckpointError(f"{path}: {name} holds a value that is not finite")
-        head = weights.get("lm_head.weight") if self.config.tie_word_embeddings else None
+        head = weights.get("lm_head.weight") if self.whole_config.tie_word_embeddings else None
         if head is not None and not torch.equal(head, weights["model.embed_tokens.weight"]):
             raise CheckpointError(f"{path}: lm_head.weight is tied to model.embed_tokens.weight, but differs from it")
 
@@ -321,7 +323,7 @@ def _same_shape(own: PretrainedConfig, new: PretrainedConfig, path: Path) -> Non
 
 
 def _shape(config: PretrainedConfig) -> dict[str, Any]:
-    whole = {name: getattr(config, name, None) for name in ("model_type", *_SHAPE_FIELDS_OF_VISION)}
+    whole = {name: getattr(config, name, None) for name in _SHAPE_FIELDS_OF_ALL}
     vision = whole["vision_config"]
     text = {name: getattr(config.get_text_config(), name, None) for name in _SHAPE_FIELDS}
     return text | whole | {"vision_config": vision and _without(vision.to_dict(), "dtype", "initializer_range")}

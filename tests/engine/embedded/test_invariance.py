@@ -3,10 +3,10 @@
 import asyncio
 import random
 
-import aiohttp
 import numpy as np
 import pytest
 import torch
+from answers import everything_at_once, outcome
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
@@ -25,21 +25,6 @@ PARAMS = st.fixed_dictionaries(
     },
 )
 PROMPTS = st.lists(st.integers(0, 255), min_size=1, max_size=40)
-
-
-def outcome(item):
-    return item["output_ids"], item["meta_info"]["output_token_logprobs"], item["meta_info"]["finish_reason"]
-
-
-async def everything_at_once(url, bodies):
-    async with aiohttp.ClientSession() as session:
-
-        async def one(body):
-            async with session.post(f"{url}/generate", json=body) as response:
-                assert response.status == 200, await response.text()
-                return await response.json()
-
-        return await asyncio.gather(*map(one, bodies))
 
 
 @settings(derandomize=True, max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
