@@ -39,7 +39,7 @@ Examples:
     type=click.Choice(LANGUAGES),
     default="en",
     show_default=True,
-    help="Language of report.md and report.html; findings and report.json stay English.",
+    help="Language of report.md and report.html; report.json and junit.xml stay English.",
 )
 @click.option(
     "--diff",

@@ -12,6 +12,7 @@ from parity.reports import text
 from parity.reports.data import plain
 from parity.reports.document import Mark, Report
 from parity.reports.plots import Picture
+from parity.reports.sentences import in_language
 from parity.reports.words import Language, Say, speaker
 
 LIMIT = 64_000
@@ -31,9 +32,10 @@ def render(report: Report, pictures: Sequence[Picture] | None, language: Languag
     """The report as Markdown; the pictures are linked by file name, and left out with a word on it where `None`.
 
     Everything that another program or a model wrote is escaped. Long lists are cut, and say how many entries they lack;
-    report.json holds them all. What checks say of their findings stays English.
+    report.json holds them all.
     """
     say = speaker(language)
+    report = in_language(report, language)
     blocks = [
         say("# Rollout parity: {verdict}", verdict=report.verdict.verdict.value),
         f"**{escape(text.headline(report, say)).strip()}**",
@@ -136,7 +138,7 @@ def _performance(report: Report, say: Say) -> list[str]:
     columns = ("", report.baseline, report.experiment, f"{report.experiment} / {report.baseline}")
     measured = [finding for finding in report.findings if finding.level is Level.COST]
     table = _table([escape(column) for column in columns], [text.cost_cells(row, say) for row in report.cost])
-    said = [f"{text.status(finding.status, say)}, {text.said(finding, say)}" for finding in measured]
+    said = [f"{text.status(finding.status, say)}{say(', ')}{text.said(finding, say)}" for finding in measured]
     note = (
         "Values are means a step of every pair that an engine answered, the twin's too; times and speeds leave out the "
         "first steps of each run as warm-up, and their ratio is the mean over interleaved steps of the log ratio."
@@ -152,7 +154,9 @@ def _performance(report: Report, say: Say) -> list[str]:
 def _not_compared(report: Report, say: Say) -> str:
     items = [say("the row {row}: no values", row=say(row.name)) for row in report.rows if not row.baseline]
     items += [say("the row {row}: no finding tests it", row=say(row.name)) for row in report.rows if not row.findings]
-    items += [f"{text.rung_name(rung.level, say)}: {say('no finding')}" for rung in report.ladder if not rung.total]
+    items += [
+        f"{text.rung_name(rung.level, say)}{say(': ')}{say('no finding')}" for rung in report.ladder if not rung.total
+    ]
     items += [f"{finding.level.rung} {text.said(finding, say)}" for finding in report.not_compared]
     return _list(items, say, 2 * _LISTED) or say("Every finding compared something.")
 
@@ -170,7 +174,7 @@ def _outcomes(report: Report, say: Say) -> list[str]:
 
 def _event(mark: Mark, say: Say) -> str:
     kind = say(mark.kind.replace("_", " "))
-    return f"{kind}: {mark.message}" if mark.message else kind
+    return f"{kind}{say(': ')}{mark.message}" if mark.message else kind
 
 
 def _reproduce(report: Report, say: Say) -> list[str]:
@@ -210,8 +214,9 @@ def _all_findings(findings: Sequence[Finding], room: int, say: Say) -> str:
     rows: list[tuple[object, ...]] = []
     room -= 1_000
     for finding in ranked:
-        found = (text.status(finding.status, say), finding.where, _value(finding.expected), _value(finding.observed))
-        cells = (finding.level.rung, finding.check, *found, finding.message)
+        found = (text.status(finding.status, say), text.place(finding, say))
+        values = (_value(finding.expected), _value(finding.observed))
+        cells = (finding.level.rung, finding.check, *found, *values, finding.message)
         room -= sum(len(escape(cell).encode()) + 3 for cell in cells) + 2
         if room < 0:
             break

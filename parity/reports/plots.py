@@ -6,8 +6,9 @@ Only matplotlib's objects are used, never pyplot: no state is shared and no disp
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -23,6 +24,7 @@ from scipy import stats
 from parity.findings import Level
 from parity.metrics import Curve, align
 from parity.reports.document import ADVANTAGE, ROUNDING, Report
+from parity.reports.words import Say, english
 
 BASELINE, EXPERIMENT = "#0072B2", "#D55E00"
 BAND_LEVEL = 0.90
@@ -65,19 +67,30 @@ class Picture:
     content: bytes
 
 
-def draw(report: Report) -> list[Picture]:
-    """The curves of each design's runs, and rollout time per step; a picture without data is left out."""
+def draw(report: Report, say: Say = english) -> list[Picture]:
+    """The curves of each design's runs, and rollout time per step; a picture without data is left out.
+
+    What stands inside a picture is English: matplotlib's own font has no other letters.
+    """
     pictures = []
     for design, arms in report.arms_of_design.items():
-        count = sum(run.design == design for run in report.outcomes)
-        number = f"{count} run{'s' if count != 1 else ''}"
         pictures.append(
-            _picture(report, arms, CURVE_PANELS, f"curves-{design}.png", f"Curves, {design} design, {number}")
+            _picture(report, arms, CURVE_PANELS, f"curves-{design}.png", partial(_curves_title, report, design), say)
         )
     timed = [run for run in report.outcomes if run.design == (report.compared_design or run.design)]
     by_arm = {arm: tuple(run.run for run in timed if run.arm == arm) for arm in (report.baseline, report.experiment)}
-    pictures.append(_picture(report, by_arm, COST_PANELS, "rollout-time.png", "Rollout time and throughput per step"))
+    pictures.append(_picture(report, by_arm, COST_PANELS, "rollout-time.png", _time_title, say))
     return [picture for picture in pictures if picture]
+
+
+def _curves_title(report: Report, design: str, say: Say) -> str:
+    count = sum(run.design == design for run in report.outcomes)
+    runs = say("{count} run" if count == 1 else "{count} runs", count=count)
+    return say("Curves, {design} design, {runs}", design=design, runs=runs)
+
+
+def _time_title(say: Say) -> str:
+    return say("Rollout time and throughput per step")
 
 
 def _picture(
@@ -85,7 +98,8 @@ def _picture(
     arms: Mapping[str, Sequence[str]],
     panels: Sequence[tuple[str, str]],
     file_name: str,
-    title: str,
+    title: Callable[[Say], str],
+    say: Say,
 ) -> Picture | None:
     runs = [name for names in arms.values() for name in names]
     known = [(metric, label) for metric, label in panels if any(metric in report.curves[name] for name in runs)]
@@ -110,17 +124,20 @@ def _picture(
     for axis in axes[len(shown) :]:
         axis.remove()
     figure.suptitle(
-        f"{title}: {report.baseline} and {report.experiment}", fontsize=12, fontweight="bold", y=1 - 0.1 / height
+        f"{title(english)}: {report.baseline} and {report.experiment}",
+        fontsize=12,
+        fontweight="bold",
+        y=1 - 0.1 / height,
     )
     handles = _legend(report, arms, [metric for metric, _ in shown], banded)
     figure.legend(handles=handles, loc="lower center", ncols=min(5, len(handles)), fontsize=9, frameon=False)
     content = io.BytesIO()
     figure.savefig(content, format="png", metadata={"Software": None})
     lacking = [label for metric, label in panels if (metric, label) not in known]
-    caption = _caption(arms, banded, lacking)
+    caption = _caption(arms, banded, lacking, say)
     if known != shown:
-        caption += " The mean advantage is 0 by construction, up to rounding, so not drawn."
-    return Picture(file_name, title, caption, content.getvalue())
+        caption += " " + say("The mean advantage is 0 by construction, up to rounding, so not drawn.")
+    return Picture(file_name, title(say), caption, content.getvalue())
 
 
 def _is_rounding(report: Report, runs: Sequence[str], metric: str) -> bool:
@@ -225,17 +242,16 @@ def _legend(report: Report, arms: Mapping[str, Sequence[str]], metrics: Sequence
     return handles
 
 
-def _caption(arms: Mapping[str, Sequence[str]], banded: bool, lacking: Sequence[str]) -> str:
-    runs = " and ".join(f"{len(names)} of {arm}" for arm, names in arms.items())
-    parts = [f"Runs: {runs}; baseline solid, experiment dashed."]
+def _caption(arms: Mapping[str, Sequence[str]], banded: bool, lacking: Sequence[str], say: Say) -> str:
+    runs = say(" and ").join(say("{count} of {arm}", count=len(names), arm=arm) for arm, names in arms.items())
+    parts = [say("Runs: {runs}; baseline solid, experiment dashed.", runs=runs)]
     if max(map(len, arms.values())) > 1:
-        parts.append("Thin lines are runs, thick lines the mean over an arm's runs at their common steps.")
+        parts.append(say("Thin lines are runs, thick lines the mean over an arm's runs at their common steps."))
     if banded:
-        parts.append(
-            f"The band is the pointwise {100 * BAND_LEVEL:.0f} % t interval of that mean, over runs, not steps."
-        )
+        band = "The band is the pointwise {level} % t interval of that mean, over runs, not steps."
+        parts.append(say(band, level=f"{100 * BAND_LEVEL:.0f}"))
     else:
-        parts.append(f"No band: one over runs takes at least {RUNS_FOR_BAND} runs an arm.")
+        parts.append(say("No band: one over runs takes at least {runs} runs an arm.", runs=RUNS_FOR_BAND))
     if lacking:
-        parts.append(f"Not recorded, so not drawn: {'; '.join(lacking)}.")
+        parts.append(say("Not recorded, so not drawn: {metrics}.", metrics="; ".join(map(say, lacking))))
     return " ".join(parts)

@@ -57,9 +57,11 @@ def headline(report: Report, say: Say = english) -> str:
     deciding = [rung for rung in report.ladder if rung.level is not Level.COST]
     failed = next((finding for finding in report.failing if finding.level is not Level.COST), None)
     if failed:
-        place = at(failed, say)
-        first = say("first difference{place}", place=place) if place else say("a difference")
-        found = f"{first}: {failed.message} ({failed.level.rung} {say(failed.level.value)}, {failed.check})"
+        where = at(failed, say)
+        first = say("first difference{place}", place=where) if where else say("a difference")
+        level = rung_name(failed.level, say)
+        sentence = "{first}: {message} ({level}, {check})"
+        found = say(sentence, first=first, message=failed.message, level=level, check=failed.check)
         return say("DIFFERENT: {experiment} differs from {baseline}, {found}", **arms, found=found)
     if report.verdict.verdict is Verdict.PARITY:
         lower = [rung for rung in deciding if rung.level is not Level.TRAINING and rung.status is Status.PASS]
@@ -80,23 +82,25 @@ def headline(report: Report, say: Say = english) -> str:
             training=training,
         )
     part_of_it = [rung for rung in deciding if rung.total] or deciding
-    undecided = "; ".join(f"{_rung(rung, say)}): {status(rung.status, say)}" for rung in part_of_it)
+    undecided = say("; ").join(
+        say("{rung}): {status}", rung=_rung(rung, say), status=status(rung.status, say)) for rung in part_of_it
+    )
     sentence = "{verdict}: {experiment} against {baseline}: {undecided}."
     return say(sentence, **arms, verdict=report.verdict.verdict.value, undecided=undecided)
 
 
 def planted(report: Report, say: Say = english) -> str:
     """That faults were planted on purpose, and which; empty without one."""
-    place = "{name} at step {step} of {experiment}"
+    each = "{name} at step {step} of {experiment}"
     places = [
-        say(place, name=name, step=step, experiment=report.experiment) for name, _, step in map(_parts, report.plants)
+        say(each, name=name, step=step, experiment=report.experiment) for name, _, step in map(_parts, report.plants)
     ]
     what = (
         "A fault was planted on purpose: {places}."
         if len(places) == 1
         else ("Faults were planted on purpose: {places}.")
     )
-    return say(what, places=", ".join(places)) if places else ""
+    return say(what, places=say(", ").join(places)) if places else ""
 
 
 def _parts(plant: str) -> tuple[str, str, str]:
@@ -122,7 +126,8 @@ def _reason(rung: Rung, say: Say) -> str:
     if not rung.total:
         return say("{rung}: not part of this run", rung=name)
     if rung.status is Status.FAIL and rung.strongest:
-        return f"{name}: {status(rung.status, say)} ({rung.strongest.check}{at(rung.strongest, say)})"
+        where = f"{rung.strongest.check}{at(rung.strongest, say)}"
+        return say("{rung}: {status} ({where})", rung=name, status=status(rung.status, say), where=where)
     counts = {"compared": rung.compared, "total": rung.total}
     return say(
         "{rung}: {status} ({compared} of {total} findings compared)",
@@ -141,9 +146,9 @@ def _cost_line(report: Report, say: Say) -> str:
     measured = [row for row in report.cost if row.ratio is not None]
     name = rung_name(Level.COST, say)
     if not measured:
-        return f"{name}: {say(NOT_COMPARED)}"
+        return say("{rung}: {status}", rung=name, status=say(NOT_COMPARED))
     costs = [f"{say(row.name.partition(' a step')[0])} {ratio(row, say)}" for row in measured]
-    return f"{name}: {', '.join(costs)}"
+    return say("{rung}: {status}", rung=name, status=say(", ").join(costs))
 
 
 def ratio(row: CostRow, say: Say = english) -> str:
@@ -166,8 +171,12 @@ def _rung(rung: Rung, say: Say) -> str:
 def at(finding: Finding, say: Say = english) -> str:
     """Where a finding points, as words to append; empty if it speaks of a whole metric or of everything."""
     known = finding.where.to_json()
-    where = ", ".join(f"{say(_PLACES[name])} {value}" for name, value in known.items())
-    return say(" at {where}", where=where) if set(known) - {"field"} else ""
+    return say(" at {where}", where=place(finding, say)) if set(known) - {"field"} else ""
+
+
+def place(finding: Finding, say: Say = english) -> str:
+    """Where a finding points, in words; empty if it speaks of everything."""
+    return say(", ").join(f"{say(_PLACES[name])} {value}" for name, value in finding.where.to_json().items())
 
 
 _PLACES = {"run": "run", "rollout_id": "step", "group_index": "group", "index": "slot", "field": "field"}
@@ -175,7 +184,8 @@ _PLACES = {"run": "run", "rollout_id": "step", "group_index": "group", "index": 
 
 def said(finding: Finding, say: Say = english) -> str:
     """A finding in full: its check, where it points, and its message."""
-    return f"{finding.check}{at(finding, say)}: {finding.message.removeprefix(f'{finding.check}: ')}"
+    message = finding.message.removeprefix(f"{finding.check}: ")
+    return say("{check}{place}: {message}", check=finding.check, place=at(finding, say), message=message)
 
 
 def basis(report: Report, say: Say = english) -> str:
@@ -198,8 +208,8 @@ def row_cells(row: Row, say: Say = english) -> tuple[str, ...]:
         _values(row, row.baseline, say),
         _values(row, row.experiment, say),
         _values(row, row.difference, say, signed=True),
-        "; ".join(how_tested(finding, say) for finding in row.findings) or say(NOT_COMPARED),
-        "; ".join(outcome(finding, say) for finding in row.findings) or say(NOT_COMPARED),
+        say("; ").join(how_tested(finding, say) for finding in row.findings) or say(NOT_COMPARED),
+        say("; ").join(outcome(finding, say) for finding in row.findings) or say(NOT_COMPARED),
     )
 
 
@@ -234,9 +244,9 @@ def short_outcome(finding: Finding) -> str:
 def how_tested(finding: Finding, say: Say = english) -> str:
     """How a finding was made, from the numbers of its evidence: its rung, method, margin, interval and units."""
     evidence = finding.evidence
-    named = say("equal bit for bit") if finding.level is Level.REPLAY else finding.check.replace("_", " ")
-    method = str(evidence.get("method") or named)
-    parts = [str(evidence["summary"]), method] if "summary" in evidence else [method]
+    named = "equal bit for bit" if finding.level is Level.REPLAY else finding.check.replace("_", " ")
+    method = say(str(evidence.get("method") or named))
+    parts = [say(str(evidence["summary"])), method] if "summary" in evidence else [method]
     if isinstance(evidence.get("margin"), (int, float)):
         margin = evidence["margin"]
         in_log = str(evidence.get("summary", "")).endswith("of the log")
@@ -250,7 +260,7 @@ def how_tested(finding: Finding, say: Say = english) -> str:
         parts.append(f"{' + '.join(map(str, units))} {say(str(evidence.get('unit', 'unit')) + 's')}")
     if isinstance(evidence.get("checked"), int):
         parts.append(say("{count} checked", count=number(evidence["checked"])))
-    return f"{finding.level.rung} {', '.join(parts)}"
+    return f"{finding.level.rung} {say(', ').join(parts)}"
 
 
 def cost_cells(row: CostRow, say: Say = english) -> tuple[str, ...]:

@@ -29,7 +29,8 @@ def speaker(language: Language) -> Say:
     words = catalogue(language)
 
     def say(template: str, **values: object) -> str:
-        return words.get(template, template).format(**values)
+        text = words.get(template, template)
+        return text.format(**values) if values else text
 
     return say
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from parity.reports import data, html, junit, markdown, plots
 from parity.reports.document import Report
-from parity.reports.words import Language
+from parity.reports.words import Language, speaker
 from parity.store import write_atomically
 
 
@@ -23,7 +23,7 @@ def write_report(
     """
     directory.mkdir(parents=True, exist_ok=True)
     evidence = html.gather(report, experiment) if experiment else html.Evidence()
-    pictures = plots.draw(report)
+    pictures = plots.draw(report, speaker(language))
     contents = {picture.file_name: picture.content for picture in pictures}
     contents["report.json"] = data.render(report)
     contents["junit.xml"] = junit.render(report)

@@ -91,7 +91,7 @@ def make_findings() -> list[Finding]:
         "margin": 0.1,
         "units": [3, 3],
         "unit": "run",
-        "method": "Student's t",
+        "method": "Student t on one number a run, TOST against ±margin",
     }
     message = "rollout/raw_reward: late mean differs by +0.014 (3 + 3 runs)"
     return [

@@ -77,7 +77,9 @@ def test_an_experiment_of_which_one_arm_has_not_begun_has_its_page(experiment: P
 
 def test_in_chinese_the_verdict_of_the_json_stays_english(experiment: Path, parity: Parity) -> None:
     parity("report", experiment, "--quiet", "--lang", "zh")
-    assert "## 八项指标" in (experiment / "report" / "report.md").read_text()
+    said = (experiment / "report" / "report.md").read_text()
+    assert "## 八项指标" in said
+    assert "英文原文" not in said
     assert '<html lang="zh-CN">' in (experiment / "report" / "report.html").read_text()
     assert json.loads((experiment / "report" / "report.json").read_bytes())["headline"].startswith("DIFFERENT: native")
 

@@ -12,11 +12,13 @@ from typing import Any
 import numpy as np
 import orjson
 
+from parity.contract_checks import CHECKS
 from parity.metrics import RunCurves
 from parity.reports import data, text
 from parity.reports.document import Report
 from parity.reports.html.evidence import Evidence, gather
 from parity.reports.plots import COST_PANELS, CURVE_PANELS
+from parity.reports.sentences import in_language, translate
 from parity.reports.sources import source
 from parity.reports.words import Language, catalogue, speaker
 
@@ -77,6 +79,7 @@ def _json(content: Mapping[str, Any]) -> str:
 def _content(report: Report, evidence: Evidence, language: Language) -> dict[str, Any]:
     """The report's JSON, with findings named by their number, and what only the page shows."""
     say = speaker(language)
+    original, report = report, in_language(report, language)
     number = {id(finding): place for place, finding in enumerate(report.findings)}
     document = data.document(report)
     for row, shown in zip(report.rows, document["table"], strict=True):
@@ -96,8 +99,9 @@ def _content(report: Report, evidence: Evidence, language: Language) -> dict[str
         shown["cells"] = text.cost_cells(cost, say)
     for run, shown in zip(report.outcomes, document["runs"], strict=True):
         shown["cells"] = text.outcome_cells(run, say)
-    for finding, shown in zip(report.findings, document["findings"], strict=True):
+    for finding, shown in zip(original.findings, document["findings"], strict=True):
         shown["source"] = source(finding) if evidence.directory else ""
+        shown["original"] = "" if shown["message"] == finding.message else finding.message
     return {
         **document,
         "language": language,
@@ -105,6 +109,7 @@ def _content(report: Report, evidence: Evidence, language: Language) -> dict[str
         "headline": text.headline(report, say),
         "reasons": text.reasons(report, say),
         "failing": [number[id(finding)] for finding in report.failing],
+        "rules": _rules(report, language),
         "outcome_columns": [say(column) for column in text.OUTCOME_COLUMNS],
         "beside": [line for line in (text.planted(report, say), text.not_shown(report, say)) if line],
         "basis": text.basis(report, say),
@@ -119,6 +124,12 @@ def _content(report: Report, evidence: Evidence, language: Language) -> dict[str
             for pair in evidence.pairs
         ],
     }
+
+
+def _rules(report: Report, language: Language) -> dict[str, str]:
+    """The rule of each check of the contract that was made."""
+    made = {finding.check for finding in report.findings}
+    return {check.name: translate(check.rule, language) or check.rule for check in CHECKS if check.name in made}
 
 
 def _curves(curves: RunCurves) -> dict[str, Any]:

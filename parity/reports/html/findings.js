@@ -97,7 +97,7 @@ function placeOf(where) {
   const names = { run: "run", rollout_id: "step", group_index: "group", index: "slot", field: "field" };
   return Object.entries(where)
     .map(([name, value]) => `${say(names[name])} ${value}`)
-    .join(", ");
+    .join(say(", "));
 }
 
 function findingCard(finding, place, open) {
@@ -136,7 +136,9 @@ function findingDetail(finding) {
     where.rollout_id !== undefined &&
     ["samples", pair.name, where.rollout_id, where.group_index, where.index].filter((part) => part !== undefined);
   const facts = [
+    [say("rule"), data.rules[finding.check] ?? ""],
     [say("message"), finding.message],
+    [say("as in report.json"), finding.original],
     [say("where"), placeOf(where) || say("everything that was checked")],
     [say("expected"), shownValue(finding.expected)],
     [say("observed"), shownValue(finding.observed)],

@@ -76,7 +76,7 @@ function notCompared() {
     ...data.table
       .filter((row) => !row.findings.length)
       .map((row) => say("the row {row}: no finding tests it", { row: say(row.name) })),
-    ...data.ladder.filter((rung) => !rung.total).map((rung) => `${rungName(rung.level)}: ${say("no finding")}`),
+    ...data.ladder.filter((rung) => !rung.total).map((rung) => `${rungName(rung.level)}${say(": ")}${say("no finding")}`),
     ...places.map((place) => [rungName(data.findings[place].level), " ", findingSaid(place)]),
   ];
   return items.length
@@ -120,7 +120,7 @@ function rungCells(rung) {
 
 function findingSaid(place) {
   const finding = data.findings[place];
-  return [link(route("findings", place), finding.check), `: ${finding.message}`];
+  return [link(route("findings", place), finding.check), say(": "), finding.message];
 }
 
 function costCells(cost) {

@@ -1,0 +1,101 @@
+"""What findings say, in the report's language.
+
+Checks write their sentences in English. A catalogue has their templates and translations; a place in a template is
+``{name}`` for any text, ``{name:word}`` for one without spaces, ``{name:number}`` for a number, and ``{name:said}`` for
+a part that must have a translation itself, so that no sentence is translated by half.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import string
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache, lru_cache
+from importlib import resources
+
+from parity.findings import Finding
+from parity.reports.document import Report
+from parity.reports.words import Language, speaker
+
+_PLACES = {
+    "": ".+?",
+    "said": ".+?",
+    "word": r"\S+?",
+    "number": r"[+-]?(?:\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?|inf|nan)%?",
+}
+_LONG = 1_000
+"""Characters of a sentence from which on it stays as it is: what engines answer may be quoted in it."""
+_DEPTH = 8
+"""Parts within parts."""
+
+
+@cache
+def sentences(language: Language) -> Mapping[str, str]:
+    """The templates of a language by their English; English has none."""
+    if language == "en":
+        return {}
+    content: dict[str, str] = json.loads(
+        (resources.files("parity.reports") / f"sentences.{language}.json").read_bytes()
+    )
+    return content
+
+
+def in_language(report: Report, language: Language) -> Report:
+    """The report with what its findings say in a language; a sentence that it lacks is quoted whole in English."""
+    if language == "en":
+        return report
+    changed = {id(finding): replace(finding, message=_said(finding, language)) for finding in report.findings}
+    return replace(
+        report,
+        findings=tuple(changed[id(finding)] for finding in report.findings),
+        rows=tuple(
+            replace(
+                row,
+                findings=tuple(changed[id(finding)] for finding in row.findings),
+                notes=tuple(translate(note, language) or note for note in row.notes),
+            )
+            for row in report.rows
+        ),
+        ladder=tuple(replace(rung, strongest=rung.strongest and changed[id(rung.strongest)]) for rung in report.ladder),
+        marks=tuple(replace(mark, message=translate(mark.message, language) or mark.message) for mark in report.marks),
+    )
+
+
+def _said(finding: Finding, language: Language) -> str:
+    message = translate(finding.message.removeprefix(f"{finding.check}: "), language)
+    return message or speaker(language)("In English: {message}", message=finding.message)
+
+
+@lru_cache(maxsize=4_096)
+def translate(sentence: str, language: Language, depth: int = 0) -> str | None:
+    """A finding's sentence in a language; `None` where the catalogue lacks it or a part of it."""
+    known = sentences(language)
+    if sentence in known:
+        return known[sentence]
+    if len(sentence) > _LONG or depth > _DEPTH:
+        return None
+    for pattern, translation, parts in _patterns(language):
+        if match := pattern.fullmatch(sentence):
+            values: dict[str, str | None] = match.groupdict()
+            values |= {name: translate(str(values[name]), language, depth + 1) for name in parts}
+            if None not in values.values():
+                return translation.format(**values)
+    return None
+
+
+@cache
+def _patterns(language: Language) -> list[tuple[re.Pattern[str], str, tuple[str, ...]]]:
+    """Of each template with places: its pattern, its translation, and the places that are translated too."""
+    patterns = []
+    for template, translation in sentences(language).items():
+        fields = list(string.Formatter().parse(template))
+        if any(name for _, name, _, _ in fields):
+            pattern = "".join(
+                re.escape(literal) + (f"(?P<{name}>{_PLACES[kind or '']})" if name else "")
+                for literal, name, kind, _ in fields
+            )
+            said = tuple(name for _, name, kind, _ in fields if name and kind == "said")
+            patterns.append((re.compile(pattern, re.DOTALL), translation, said))
+    return patterns
