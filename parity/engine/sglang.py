@@ -59,4 +59,8 @@ def command(python: Path, model_path: Path, port: int) -> list[str]:
         *("--mem-fraction-static", "0.1", "--max-total-tokens", "65536"),
         # Without it the scheduler spins on a core between rollouts, at the trainer's cost.
         "--sleep-on-idle",
+        # Requests and decode tokens of each engine are read off its counters.
+        "--enable-metrics",
+        # Its warm-up asks a model that sees images through a chat template, which a policy has no need of.
+        "--skip-server-warmup",
     ]

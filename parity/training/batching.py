@@ -2,13 +2,35 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 from transformers import Qwen2ForCausalLM
 
+from parity.training.policy import Policy
+from parity.vision import Pixels
+
 Integers = npt.NDArray[np.integer]
+
+
+@dataclass(frozen=True, slots=True)
+class ImageTensors:
+    """The images that B padded sequences of L tokens show, F image tokens in all.
+
+    Attributes:
+        pixels: The images, each once.
+        rows: (F,) int64, for each image token of the batch, row by row, the encoder's output that it is.
+        is_image: (B, L) bool, F of them True.
+        positions: (3, B, L) int64, of all tokens.
+    """
+
+    pixels: Pixels
+    rows: Tensor
+    is_image: Tensor
+    positions: Tensor
 
 
 def pad(
@@ -34,8 +56,20 @@ def pad(
     return torch.from_numpy(tokens), torch.from_numpy(is_response)
 
 
-def response_logits(model: Qwen2ForCausalLM, tokens: Tensor, is_response: Tensor) -> Tensor:
+def response_logits(model: Policy, tokens: Tensor, is_response: Tensor, images: ImageTensors | None = None) -> Tensor:
     """Logits that predict each response token, (T, vocabulary); padding is on the right, where causality hides it."""
-    hidden: Tensor = model.model(input_ids=tokens, use_cache=False).last_hidden_state[:, :-1]
+    hidden = _hidden(model, tokens, images)[:, :-1]
     logits: Tensor = model.lm_head(hidden[is_response[:, 1:]])
     return logits
+
+
+def _hidden(model: Policy, tokens: Tensor, images: ImageTensors | None) -> Tensor:
+    """The last layer's output, (B, L, hidden)."""
+    decoder = model.model if isinstance(model, Qwen2ForCausalLM) else model.model.language_model
+    if images is None:
+        hidden: Tensor = decoder(input_ids=tokens, use_cache=False).last_hidden_state
+        return hidden
+    encoded = model.model.visual(images.pixels.patches, grid_thw=images.pixels.grid).pooler_output
+    embedded = decoder.embed_tokens(tokens).masked_scatter(images.is_image[..., None], encoded[images.rows])
+    hidden = decoder(inputs_embeds=embedded, position_ids=images.positions, use_cache=False).last_hidden_state
+    return hidden

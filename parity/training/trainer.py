@@ -12,14 +12,17 @@ import numpy as np
 import pyarrow as pa
 import torch
 from torch import Tensor
+from transformers import Qwen2_5_VLConfig
 
 from parity.errors import InputError, TrainingError, UsageError
 from parity.samples import Rollout
 from parity.training import grpo
-from parity.training.batching import pad, response_logits
+from parity.training.batching import ImageTensors, pad, response_logits
 from parity.training.config import TrainingConfig
 from parity.training.determinism import deterministic
-from parity.training.policy import load_policy, replacing_directory, write_checkpoint
+from parity.training.images import images_of_rollout, pad_with_images
+from parity.training.policy import PolicyConfig, load_policy, replacing_directory, write_checkpoint
+from parity.training.tasks import Task
 
 OPTIMIZER_FILE, STATE_FILE = "optimizer.pt", "trainer.json"
 
@@ -34,6 +37,7 @@ class Batch:
         rollout_log_probs: (T,) float32, the engine's.
         advantages: (T,) float32.
         weights: (T,) float32, of `grpo.sample_mean_weights`.
+        images: What the prompts show; `None` where they are text alone.
     """
 
     tokens: Tensor
@@ -41,6 +45,7 @@ class Batch:
     rollout_log_probs: Tensor
     advantages: Tensor
     weights: Tensor
+    images: ImageTensors | None = None
 
     @property
     def targets(self) -> Tensor:
@@ -55,16 +60,20 @@ class Trainer:
         checkpoint: A Hugging Face checkpoint to start from, or a directory that `save` wrote: it goes on bit for bit.
         config: Settings; a resumed run needs those it had.
         reference: The checkpoint that the KL is measured against.
+        task: Shows again the images of a policy that sees them; needed for those alone.
 
     Raises:
         InputError: The checkpoint cannot be read.
         UsageError: A KL is asked for without a reference.
     """
 
-    def __init__(self, checkpoint: Path, config: TrainingConfig, reference: Path | None = None) -> None:
+    def __init__(
+        self, checkpoint: Path, config: TrainingConfig, reference: Path | None = None, task: Task | None = None
+    ) -> None:
         if config.kl_coefficient and reference is None:
             raise UsageError(f"kl_coefficient is {config.kl_coefficient}, which needs a reference checkpoint")
         self.config = config
+        self._task = task
         self.model = load_policy(checkpoint)
         self.reference = load_policy(reference) if reference is not None else None
         self.step = 0
@@ -87,7 +96,7 @@ class Trainer:
             TrainingError: A metric or the gradient is not finite, or no sample can be trained on.
         """
         with deterministic(self.config.threads):
-            batch = make_batch(rollout, self.step)
+            batch = make_batch(rollout, self.step, self.model.config, self._task)
             reference = self._reference_log_probs(batch)
             updates = [self._update(batch, reference) for _ in range(self.config.updates_per_step)]
         self.step += 1
@@ -116,12 +125,12 @@ class Trainer:
         if self.reference is None:
             return None
         with torch.no_grad():
-            logits = response_logits(self.reference, batch.tokens, batch.is_response)
+            logits = response_logits(self.reference, batch.tokens, batch.is_response, batch.images)
             return grpo.token_log_probs(logits, batch.targets, self.config.temperature)
 
     def _update(self, batch: Batch, reference: Tensor | None) -> dict[str, float]:
         config = self.config
-        logits = response_logits(self.model, batch.tokens, batch.is_response)
+        logits = response_logits(self.model, batch.tokens, batch.is_response, batch.images)
         log_probs = grpo.token_log_probs(logits, batch.targets, config.temperature)
         losses, clipped = grpo.clipped_policy_loss(
             log_probs, batch.rollout_log_probs, batch.advantages, config.clip_low, config.clip_high
@@ -151,12 +160,14 @@ class Trainer:
                 raise TrainingError(f"step {self.step}: {name} is {value}")
 
 
-def make_batch(rollout: Rollout, step: int) -> Batch:
+def make_batch(rollout: Rollout, step: int, model: PolicyConfig | None = None, task: Task | None = None) -> Batch:
     """Tensors of the samples that have trained tokens; aborted and empty samples only count in the mean over samples.
 
     Args:
         rollout: Samples with `prompt_ids`, `output_ids`, `logprobs`, `advantage` and, optionally, `loss_mask`.
         step: The step that an error names.
+        model: The config of the policy, which says whether it sees images.
+        task: Shows the images that samples carry digests of.
 
     Raises:
         InputError: A column is missing or the lengths of a sample's columns disagree.
@@ -167,7 +178,7 @@ def make_batch(rollout: Rollout, step: int) -> Batch:
     if not trained.any():
         raise TrainingError(f"step {step}: none of {len(rollout)} samples has a token to train on")
     kept = Rollout(rollout.table.filter(pa.array(trained)))
-    prompts, outputs = kept.ragged("prompt_ids"), kept.ragged("output_ids")
+    outputs = kept.ragged("output_ids")
     log_probs, mask = kept.ragged("logprobs"), kept.ragged("loss_mask")
     groups, slots = kept.integers("group_index"), kept.integers("index")
     for name, column in {"logprobs": log_probs, "loss_mask": mask}.items():
@@ -182,7 +193,7 @@ def make_batch(rollout: Rollout, step: int) -> Batch:
         for bad in np.flatnonzero(~np.isfinite(values))[:1]:
             row = row_of[bad]
             raise TrainingError(f"step {step}, group {groups[row]}, slot {slots[row]}: {name} is {values[bad]}")
-    tokens, is_response = pad(prompts.values, prompts.lengths, outputs.values, outputs.lengths)
+    tokens, is_response, images = _padded(kept, step, model, task)
     return Batch(
         tokens=tokens,
         is_response=is_response,
@@ -191,4 +202,27 @@ def make_batch(rollout: Rollout, step: int) -> Batch:
         weights=grpo.sample_mean_weights(
             torch.from_numpy(mask.values.astype(np.float32)), torch.from_numpy(rows), samples=len(rollout)
         ),
+        images=images,
     )
+
+
+def _padded(
+    rollout: Rollout, step: int, model: PolicyConfig | None, task: Task | None
+) -> tuple[Tensor, Tensor, ImageTensors | None]:
+    """Tokens and where they are response tokens, both (B, L), and the images that the samples say they saw."""
+    prompts, outputs, shown = (rollout.ragged(name) for name in ("prompt_ids", "output_ids", "media_sha256"))
+    if isinstance(model, Qwen2_5_VLConfig) and task is not None:
+        try:
+            return pad_with_images(
+                model,
+                [prompts[row].tolist() for row in range(len(rollout))],
+                [shown[row].tolist() for row in range(len(rollout))],
+                images_of_rollout(task, rollout),
+                outputs.values,
+                outputs.lengths,
+            )
+        except InputError as error:
+            raise InputError(f"step {step}: {error}") from error
+    if len(shown.values):
+        raise InputError(f"step {step}: samples show {len(shown.values)} images, which this policy does not see")
+    return *pad(prompts.values, prompts.lengths, outputs.values, outputs.lengths), None

@@ -13,13 +13,23 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
+from transformers import PreTrainedTokenizerFast, Qwen2_5_VLConfig
 
 from parity.errors import UsageError
-from parity.training.batching import pad, response_logits
+from parity.training.batching import ImageTensors, pad, response_logits
 from parity.training.determinism import deterministic
-from parity.training.policy import build_policy, build_tokenizer, policy_config, save_policy
+from parity.training.images import images_of, pad_with_images
+from parity.training.policy import (
+    Policy,
+    PolicyConfig,
+    build_policy,
+    build_tokenizer,
+    image_policy_config,
+    policy_config,
+    save_policy,
+)
 from parity.training.tasks import Task
+from rollout_patch.media import digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +42,11 @@ class WarmStartSettings:
     batch_size: int = 64
     learning_rate: float = 3e-3
     threads: int = 2
+
+
+def config_for(task: Task) -> PolicyConfig:
+    """The shape of the policy that a task is learned by."""
+    return image_policy_config() if task.has_images else policy_config()
 
 
 def warm_start(
@@ -72,14 +87,14 @@ def warm_start(
         return path if path.exists() else save_policy(_train(task, settings, progress), path)
 
 
-def _train(task: Task, settings: WarmStartSettings, progress: Callable[[int, int], None] | None) -> Qwen2ForCausalLM:
-    tokenizer, model = build_tokenizer(), build_policy(settings.seed)
+def _train(task: Task, settings: WarmStartSettings, progress: Callable[[int, int], None] | None) -> Policy:
+    tokenizer, model = build_tokenizer(images=task.has_images), build_policy(settings.seed, config_for(task))
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.98), weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, settings.steps))
     with deterministic(settings.threads):
         for step in range(settings.steps):
-            tokens, is_response = _demonstrations(task, settings, step, tokenizer)
-            logits = response_logits(model, tokens, is_response)
+            tokens, is_response, images = _demonstrations(task, settings, step, tokenizer, model.config)
+            logits = response_logits(model, tokens, is_response, images)
             loss = torch.nn.functional.cross_entropy(logits, tokens[is_response])
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
@@ -97,19 +112,24 @@ def _rate(step: int, steps: int) -> float:
 
 
 def _demonstrations(
-    task: Task, settings: WarmStartSettings, step: int, tokenizer: PreTrainedTokenizerFast
-) -> tuple[Tensor, Tensor]:
+    task: Task, settings: WarmStartSettings, step: int, tokenizer: PreTrainedTokenizerFast, config: PolicyConfig
+) -> tuple[Tensor, Tensor, ImageTensors | None]:
     careful = step < settings.careful_steps
     demonstrations = task.demonstrations(settings.seed, step, settings.batch_size, careful=careful)
-    prompts = [tokenizer.encode(prompt) for prompt, _ in demonstrations]
+    views = [task.view(prompt) for prompt, _ in demonstrations]
+    prompts = [tokenizer.encode(view.text) for view in views]
     responses = [[*tokenizer.encode(response), tokenizer.eos_token_id] for _, response in demonstrations]
-    flat = [(np.concatenate(rows), np.asarray([len(row) for row in rows])) for rows in (prompts, responses)]
-    return pad(*flat[0], *flat[1])
+    flat, lengths = np.concatenate(responses), np.asarray([len(row) for row in responses])
+    if isinstance(config, Qwen2_5_VLConfig):
+        shown = [[digest(image) for image in view.images] for view in views]
+        images = images_of(task, [prompt for prompt, _ in demonstrations])
+        return pad_with_images(config, prompts, shown, images, flat, lengths)
+    return *pad(np.concatenate(prompts), np.asarray([len(row) for row in prompts]), flat, lengths), None
 
 
 def _key(task: Task, settings: WarmStartSettings) -> str:
     """A hash of all that the result depends on; the first batch stands for how the task makes its demonstrations."""
-    model = policy_config().to_diff_dict()
+    model = config_for(task).to_diff_dict()
     model.pop("transformers_version", None)
     content = {
         "settings": asdict(settings),

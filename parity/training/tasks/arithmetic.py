@@ -1,35 +1,12 @@
-"""Tasks: prompts that are a function of seed and step, a verifiable reward, and demonstrations for the warm start."""
+"""Sums in text."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
 from random import Random
-from typing import Protocol
 
-from parity.errors import UsageError
-
-
-class Task(Protocol):
-    """What a policy is trained on."""
-
-    @property
-    def name(self) -> str:
-        """The name that `get_task` knows it by."""
-
-    @property
-    def max_new_tokens(self) -> int:
-        """Tokens after which a response is cut; a right answer and its end fit in."""
-
-    def prompts(self, seed: int, step: int, count: int) -> list[str]:
-        """The prompts of one step: the same for the same arguments, whatever was asked before."""
-
-    def reward(self, prompt: str, response: str) -> float:
-        """The score of a response, a function of the two texts alone."""
-
-    def demonstrations(self, seed: int, step: int, count: int, *, careful: bool) -> list[tuple[str, str]]:
-        """Prompts and responses for the warm start: all right if `careful`, else imperfect."""
+from parity.training.tasks.task import View
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +23,16 @@ class Arithmetic:
     ramble: float = 0.3
     name: str = "arithmetic"
     max_new_tokens: int = 10
+    has_images: bool = False
 
     def prompts(self, seed: int, step: int, count: int) -> list[str]:
         """`count` sums; their terms and lengths are uniform."""
         random = Random(f"{self.name}/prompts/{seed}/{step}")
         return [_sum_prompt(self._terms(random)) for _ in range(count)]
+
+    def view(self, prompt: str) -> View:
+        """The prompt itself."""
+        return View(prompt)
 
     def reward(self, prompt: str, response: str) -> float:
         """1.0 if the response is the running sums of the prompt and nothing else, else 0.0."""
@@ -82,18 +64,3 @@ class Arithmetic:
 
 def _sum_prompt(terms: list[int]) -> str:
     return "+".join(map(str, terms)) + "="
-
-
-TASKS: dict[str, Callable[[], Task]] = {"arithmetic": Arithmetic}
-"""Every task by the name that `--task` takes; a new one is added here."""
-
-
-def get_task(name: str) -> Task:
-    """The task of that name.
-
-    Raises:
-        UsageError: There is none; the message lists those there are.
-    """
-    if name not in TASKS:
-        raise UsageError(f"no task {name!r}; there are {sorted(TASKS)}")
-    return TASKS[name]()

@@ -1,0 +1,116 @@
+"""Sums of handwritten digits, shown as images."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from itertools import accumulate
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from parity.errors import UsageError
+from parity.training.tasks.task import View
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+COUNT = 1797
+"""Images of the data set."""
+SCALE = 7
+"""An image's 8 pixels a side become 56, four tokens of the policy, each pixel a square."""
+_IMAGE = re.compile(r"\[image (\d+)\]")
+
+
+@dataclass(frozen=True, slots=True)
+class DigitSum:
+    """The running sums of handwritten digits: `[image 17]+[image 4]=`, where image 17 is a 7, wants `7,11`.
+
+    A prompt names the images by their numbers in the data set, scikit-learn's copy of the optical recognition digits
+    (Alpaydin and Kaynak 1998): 1797 images of 8 by 8 pixels, each with its label. The policy sees the images alone.
+    The reward is 1 for exactly that response and 0 for any other. Careless demonstrations slip with probability `slip`
+    a digit, going on from the wrong sum, and ramble on after the last one with probability `ramble` a number.
+    """
+
+    name: str
+    images: int
+    slip: float = 0.3
+    ramble: float = 0.2
+    has_images: bool = True
+
+    @property
+    def max_new_tokens(self) -> int:
+        """A right answer takes at most three characters a digit, less a comma, and its end."""
+        return 3 * self.images + 4
+
+    def prompts(self, seed: int, step: int, count: int) -> list[str]:
+        """`count` sums of images drawn with equal chances."""
+        random = Random(f"{self.name}/prompts/{seed}/{step}")
+        return [_sum_prompt(self._draw(random)) for _ in range(count)]
+
+    def view(self, prompt: str) -> View:
+        """The prompt with an image's tokens in place of each image's name, and the images."""
+        from parity.vision import IMAGE_TEXT  # imports torch
+
+        return View(_IMAGE.sub(IMAGE_TEXT, prompt), tuple(map(_image, _numbers(prompt))))
+
+    def reward(self, prompt: str, response: str) -> float:
+        """1.0 if the response is the running sums of the digits and nothing else, else 0.0."""
+        return float(response == ",".join(map(str, accumulate(_labels(prompt)))))
+
+    def demonstrations(self, seed: int, step: int, count: int, *, careful: bool) -> list[tuple[str, str]]:
+        """`count` sums and what a careful or a careless teacher answers."""
+        random = Random(f"{self.name}/demonstrations/{seed}/{step}")
+        return [
+            self._demonstration(random, 0.0 if careful else self.slip, 0.0 if careful else self.ramble)
+            for _ in range(count)
+        ]
+
+    def _draw(self, random: Random) -> list[int]:
+        return [random.randrange(COUNT) for _ in range(self.images)]
+
+    def _demonstration(self, random: Random, slip: float, ramble: float) -> tuple[str, str]:
+        prompt = _sum_prompt(self._draw(random))
+        seen = [random.randrange(10) if random.random() < slip else label for label in _labels(prompt)]
+        while random.random() < ramble and len(seen) < self.max_new_tokens:
+            seen.append(random.randrange(10))
+        return prompt, ",".join(map(str, accumulate(seen)))
+
+
+def _sum_prompt(numbers: list[int]) -> str:
+    return "+".join(f"[image {number}]" for number in numbers) + "="
+
+
+def _numbers(prompt: str) -> list[int]:
+    return [int(number) for number in _IMAGE.findall(prompt)]
+
+
+def _labels(prompt: str) -> list[int]:
+    labels = _data()[1]
+    return [labels[number] for number in _numbers(prompt)]
+
+
+@cache
+def _data() -> tuple[Any, list[int]]:
+    """Images, (1797, 8, 8) in 0 to 16, and their labels.
+
+    Raises:
+        UsageError: scikit-learn is not installed.
+    """
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise UsageError("tasks with digits need scikit-learn: pip install 'rollout-parity[train]'") from error
+    digits = load_digits()
+    return digits.images, digits.target.tolist()
+
+
+@cache
+def _image(number: int) -> Image:
+    """One image in RGB, 56 by 56 pixels, bright on dark."""
+    from PIL.Image import fromarray
+
+    pixels = (_data()[0][number] * 15).astype(np.uint8)
+    return fromarray(pixels.repeat(SCALE, axis=0).repeat(SCALE, axis=1)).convert("RGB")
