@@ -23,8 +23,11 @@ class Capabilities:
     Attributes:
         seeded: It samples deterministically from `sampling_seed` (``--enable-deterministic-inference``).
         seed_per_slot: With n > 1, sample i takes `sampling_seed` + i; otherwise one seed makes n equal samples.
+        free_clones: Without `sampling_seed` the n samples of a request are equal; `None` where that was not seen, and
+            what SGLang does is taken: its default seed makes them equal where `seeded` without `seed_per_slot`.
         parallel_sampling: It takes n > 1.
         prompt_lists: It takes a list of prompts.
+        text_lists: It takes a list of prompts given as text; sglang-router takes lists of token ids alone.
         sampling_params_lists: It takes a list of sampling parameters; routers that re-serialise bodies do not.
         media_with_n: It takes media together with n > 1.
         media_lists: It takes media together with a list of prompts.
@@ -33,8 +36,10 @@ class Capabilities:
 
     seeded: bool = False
     seed_per_slot: bool = False
+    free_clones: bool | None = None
     parallel_sampling: bool = True
     prompt_lists: bool = True
+    text_lists: bool = True
     sampling_params_lists: bool = True
     media_with_n: bool = True
     media_lists: bool = True
@@ -111,6 +116,7 @@ CONDITIONS: Mapping[str, Condition] = MappingProxyType(
         ),
         "parallel_sampling_refused": Condition("the engine does not take n > 1", _NATIVE),
         "prompt_lists_refused": Condition("the engine does not take a list of prompts", _BATCHED),
+        "text_lists_refused": Condition("the engine or its router does not take a list of texts", _BATCHED),
         "custom_params": Condition("custom sampling parameters were not seen with several samples a request", _BOTH),
         "refused_native": Condition("the engine refused this group's request with n", _NATIVE),
         "refused_batched": Condition("the engine refused this group's list of prompts", _BATCHED),
@@ -196,6 +202,13 @@ def _seeds_fit(requests: Sequence[SampleRequest], capabilities: Capabilities) ->
     )
 
 
+def _clones(requests: Sequence[SampleRequest], capabilities: Capabilities) -> bool:
+    """Whether one request with n makes n equal samples of these."""
+    if capabilities.free_clones is None:
+        return capabilities.seeded and not capabilities.seed_per_slot
+    return capabilities.free_clones and any(SEED not in request.sampling_params for request in requests)
+
+
 _HOLDS: dict[str, Rule] = {
     "single_sample": lambda requests, _: len(requests) < 2,
     "prompt_kinds_differ": lambda requests, _: _differ([request.text is None for request in requests]),
@@ -212,7 +225,7 @@ _HOLDS: dict[str, Rule] = {
         not can.sampling_params_lists and _differ([request.sampling_params for request in requests])
     ),
     "seeds_not_per_slot": lambda requests, can: not _seeds_fit(requests, can),
-    "deterministic_inference": lambda _, can: can.seeded and not can.seed_per_slot,
+    "deterministic_inference": _clones,
     "routing_keys_differ": lambda requests, _: _differ([request.headers for request in requests]),
     "options_differ": lambda requests, _: _differ([_without(request.options, "lora_path") for request in requests]),
     "lora_adapter": lambda requests, _: any(request.options.get("lora_path") for request in requests),
@@ -223,4 +236,7 @@ _HOLDS: dict[str, Rule] = {
     "custom_params": lambda requests, _: any(request.sampling_params.get("custom_params") for request in requests),
     "parallel_sampling_refused": lambda _, can: not can.parallel_sampling,
     "prompt_lists_refused": lambda _, can: not can.prompt_lists,
+    "text_lists_refused": lambda requests, can: (
+        not can.text_lists and any(request.text is not None for request in requests)
+    ),
 }

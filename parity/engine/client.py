@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -19,6 +20,8 @@ GENERATE_TIMEOUT = aiohttp.ClientTimeout(total=1800, sock_connect=10)
 CONTROL_TIMEOUT = aiohttp.ClientTimeout(total=300, sock_connect=10)
 DRAIN_SECONDS = 60
 _UNAVAILABLE = (502, 503, 504)
+IS_ROUTER = "router_manager"
+"""What sglang-router says of itself at `/get_server_info`, and no engine does."""
 
 
 class EngineClient:
@@ -145,23 +148,46 @@ class EngineClient:
     async def server_info(self) -> dict[str, Any]:
         """What `/server_info` says: `version` and the settings of the engine.
 
+        A router says nothing of its workers there, so what the first worker that answers says is added.
+
         Raises:
             EngineError: It is no JSON object, or there is no answer (EngineUnavailable).
         """
-        return await self._info("server_info")
+        info = await self._info("server_info")
+        return {**await self._first_worker(), **info} if IS_ROUTER in info else info
 
     async def capabilities(self) -> Capabilities:
         """What the engine can promise, by its own `/server_info`.
 
         The embedded engine announces `deterministic` and `seed_per_slot`. SGLang honours `sampling_seed` only with
-        `--enable-deterministic-inference`, and the n samples of one request then share one seed.
+        `--enable-deterministic-inference`, and the n samples of one request then share one seed. A sglang-router takes
+        lists of token ids, and no other list.
 
         Raises:
             EngineError: As `server_info`.
         """
         info = await self.server_info()
         seeded = info.get("deterministic") is True or info.get("enable_deterministic_inference") is True
-        return Capabilities(seeded=seeded, seed_per_slot=seeded and info.get("seed_per_slot") is True)
+        direct = IS_ROUTER not in info
+        return Capabilities(
+            seeded=seeded,
+            seed_per_slot=seeded and info.get("seed_per_slot") is True,
+            text_lists=direct,
+            sampling_params_lists=direct,
+        )
+
+    async def _first_worker(self) -> dict[str, Any]:
+        """What the first of a router's workers that can be reached from here says of itself; empty where none can."""
+        _, body = await self._request("GET", "/workers", None, CONTROL_TIMEOUT)
+        answer = _decode(body)
+        workers = answer.get("workers") if isinstance(answer, dict) else None
+        for worker in workers if isinstance(workers, list) else []:
+            url = worker.get("url") if isinstance(worker, dict) else None
+            if isinstance(url, str):
+                with suppress(EngineError):
+                    async with EngineClient(url, self.engine_id, control=False) as client:
+                        return await client._info("server_info")
+        return {}
 
     async def _info(self, name: str) -> dict[str, Any]:
         """The object that `/<name>` answers; releases before SGLang 0.5.6, and the router, only know `/get_<name>`."""

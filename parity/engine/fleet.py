@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -194,10 +194,15 @@ class FleetClient(EngineClient):
         return await self._clients[0].server_info()
 
     async def capabilities(self) -> Capabilities:
-        """What every worker can promise; the router takes no list of sampling parameters."""
-        every = await self._every(EngineClient.capabilities)
-        common = {field.name: all(getattr(one, field.name) for one in every) for field in fields(Capabilities)}
-        return replace(Capabilities(**common), sampling_params_lists=False)
+        """What every worker can promise, and the router takes."""
+        every: list[Capabilities] = await self._every(EngineClient.capabilities)
+        return replace(
+            every[0],
+            seeded=all(one.seeded for one in every),
+            seed_per_slot=all(one.seed_per_slot for one in every),
+            text_lists=False,
+            sampling_params_lists=False,
+        )
 
     async def _every(self, call: Callable[[EngineClient], Awaitable[Any]]) -> list[Any]:
         """What every worker answers, in order; raises the first error once all are through."""

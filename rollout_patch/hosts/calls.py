@@ -105,6 +105,7 @@ class RolloutCalls:
         capabilities = Capabilities(
             seeded=bool(getattr(args, "sglang_enable_deterministic_inference", False)),
             seed_per_slot=options.seed_per_slot,
+            text_lists=options.parameter_lists,
             sampling_params_lists=options.parameter_lists,
         )
         seed = int(getattr(args, "rollout_seed", 0) or 0)

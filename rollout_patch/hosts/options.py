@@ -22,7 +22,7 @@ class Options:
         design: One of `rollout_patch.assignment.DESIGNS`.
         chunk: Most samples in one request; `None` for the whole group.
         record: The folder that gets exchanges, samples and groups as JSON lines; `None` records nothing.
-        parameter_lists: The engine is reached without a router that refuses lists of sampling parameters.
+        parameter_lists: The engine is reached without a router that refuses lists of sampling parameters and of texts.
         seed_per_slot: The engine gives sample i of a request the seed `sampling_seed` + i.
         share: The share of groups that a probe asks for in both arms.
         evaluation: Groups are evaluated this way too, by a host that evaluates groups.

@@ -323,3 +323,20 @@ async def test_somebody_elses_engine_is_asked_for_samples_and_not_touched(tmp_pa
 async def test_a_client_outside_its_context_says_so():
     with pytest.raises(RuntimeError, match="async with"):
         await EngineClient("http://127.0.0.1:1", "e0").generate({})
+
+
+async def test_a_router_is_known_by_itself_and_its_engine_by_the_first_worker_that_answers():
+    counts = {"router_manager": True, "routers_count": 1, "workers_count": 2}  # as sglang-router 0.3.2 answers
+    settings = {"version": "0.5.23", "enable_deterministic_inference": True}
+    async with serving(Script(server_info=(200, settings))) as worker:
+        with socket.socket() as nobody:  # bound, and not listening
+            nobody.bind(("127.0.0.1", 0))
+            urls = [{"url": f"http://127.0.0.1:{nobody.getsockname()[1]}"}, {"url": worker.url}]
+            script = Script(get_server_info=(200, counts), workers=(200, {"workers": urls}))
+            async with serving(script, control=False) as router:
+                assert await router.server_info() == settings | counts
+                routed = Capabilities(seeded=True, text_lists=False, sampling_params_lists=False)
+                assert await router.capabilities() == routed
+        assert await worker.capabilities() == Capabilities(seeded=True)
+    async with serving(Script(get_server_info=(200, counts), workers=(200, {"workers": "?"}))) as router:
+        assert await router.server_info() == counts

@@ -41,6 +41,7 @@ def pictures(*contents: bytes) -> list[SampleRequest]:
 
 
 CUSTOM = {"sampling_params": {"custom_params": {"return_top_p_token_ids": True}}}
+TEXT = {"input_ids": None, "text": "a"}
 LORA = {"options": {"lora_path": "adapter"}}
 
 VIOLATED: list[tuple[str, Sequence[SampleRequest], Capabilities]] = [
@@ -72,6 +73,7 @@ VIOLATED: list[tuple[str, Sequence[SampleRequest], Capabilities]] = [
     ("custom_params", group(CUSTOM, CUSTOM), CAN),
     ("parallel_sampling_refused", group({}, {}), Capabilities(parallel_sampling=False)),
     ("prompt_lists_refused", group({}, {}), Capabilities(prompt_lists=False)),
+    ("text_lists_refused", group(TEXT, TEXT), Capabilities(text_lists=False)),
 ]
 
 HELD: list[tuple[str, Sequence[SampleRequest], Capabilities]] = [
@@ -92,6 +94,8 @@ HELD: list[tuple[str, Sequence[SampleRequest], Capabilities]] = [
     ),
     ("options_differ", group({"options": {"lora_path": "a"}}, {"options": {"lora_path": "b"}}), CAN),
     ("lora_lists_refused", group(LORA, LORA), Capabilities(lora_lists=True)),
+    ("text_lists_refused", group({}, {}), Capabilities(text_lists=False)),
+    ("text_lists_refused", group(TEXT, TEXT), CAN),
 ]
 
 
