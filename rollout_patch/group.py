@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 from rollout_patch.eligibility import CONDITIONS, Capabilities, choose_arm, conditions
 from rollout_patch.errors import OneSampleOnly, RequestAborted, RequestFailed
-from rollout_patch.media import Encoder, encode_media
+from rollout_patch.media import Encoder, check_placeholders, encode_media, without_media
 from rollout_patch.permits import Permits
 from rollout_patch.requests import ARMS, PlannedRequest, SampleRequest, plan_requests
 from rollout_patch.responses import UNSENT, Output, check_group, read_response, unsent_output
@@ -99,6 +99,7 @@ async def generate_group(
     chunk: int | None = None,
     permits: Permits | None = None,
     encoder: Encoder | None = None,
+    placeholders: Collection[int | str] = (),
     aborted: Callable[[], bool] = _never,
     circumstances: Collection[str] = (),
     refused: Refusals | None = None,
@@ -117,10 +118,13 @@ async def generate_group(
         retries: How often a request may be sent again after a 5xx, a 408, a 429 or no answer; each time all its samples
             are generated anew, and one answer alone is used.
         retry_wait: Seconds between two attempts.
-        recorder: Gets each exchange, as a line of ``*.exchanges.jsonl`` holds it.
+        recorder: Gets each exchange, as a line of ``*.exchanges.jsonl`` holds it, with the SHA-256 of media in their
+            place.
         chunk: Most samples in one request.
         permits: Limits the sequences in flight; a request holds as many as it has samples.
         encoder: Turns media into what the wire carries, once a group; `None` where requests carry them encoded.
+        placeholders: What stands for one medium in a prompt, ids or strings; where given, each prompt must have as many
+            as media before anything is sent, because the engine drops what has no partner.
         aborted: Says whether the host has aborted generation; asked before each request is sent.
         circumstances: Names of `CONDITIONS` that the host's own flags decide.
         refused: What the engine refused of earlier groups, which it is not asked again; what it refuses of this one,
@@ -129,7 +133,7 @@ async def generate_group(
     Raises:
         RequestFailed: The engine refused the group in every arm it may go, or did not answer.
         ResponseRefused: An answer broke the protocol.
-        ValueError: The arm or a circumstance is unknown, or the group is empty.
+        ValueError: The arm or a circumstance is unknown, the group is empty, or placeholders and media do not match.
     """
     if arm not in ARMS:
         raise ValueError(f"arm {arm!r} is none of {ARMS}")
@@ -137,6 +141,7 @@ async def generate_group(
     snapshots = [adapter.snapshot(sample) for sample in samples]
     try:
         asked = [adapter.request(sample) for sample in samples]
+        check_placeholders(asked, placeholders)
         names = conditions(asked, capabilities, circumstances)
         requests = asked if encoder is None else await encode_media(asked, encoder)
         known = set() if refused is None else refused
@@ -273,7 +278,7 @@ class _Sender:
             if self.recorder is not None:
                 self.recorder(
                     {
-                        "request": planned.payload,
+                        "request": without_media(planned.payload),
                         "headers": planned.headers,
                         "status": status or 0,
                         "response": response,

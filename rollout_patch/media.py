@@ -1,13 +1,15 @@
-"""Media: told apart by content, encoded once a group."""
+"""Media: counted against their placeholders, told apart by content, encoded once a group."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import itertools
+import re
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from rollout_patch.requests import SampleRequest
+from rollout_patch.requests import MEDIA_FIELDS, SampleRequest
 
 Encoder = Callable[[str, Sequence[Any]], Awaitable[Sequence[Any]]]
 """Encodes the media of one prompt: gets the payload field's name and the items, returns as many for the wire."""
@@ -56,6 +58,53 @@ def digests(payloads: Sequence[Any]) -> list[str]:
     """The digest of each payload; objects that several share are read once."""
     known = {id(payload): digest(payload) for payload in {id(payload): payload for payload in payloads}.values()}
     return [known[id(payload)] for payload in payloads]
+
+
+_DIGEST = "sha256:"
+
+
+def named_by_content(media: Any) -> Any:
+    """Media in any nesting with ``sha256:`` and the digest of each in its place; what is named so already stays."""
+    if media is None or (isinstance(media, str) and media.startswith(_DIGEST)):
+        return media
+    if isinstance(media, (list, tuple)):
+        return [named_by_content(item) for item in media]
+    return _DIGEST + digest(media)
+
+
+def without_media(payload: Mapping[str, Any]) -> dict[str, Any]:
+    """A payload as a recording keeps it: media are told apart, counted and nested as they were, and not there."""
+    return {**payload, **{name: named_by_content(payload[name]) for name in MEDIA_FIELDS if payload.get(name)}}
+
+
+def check_placeholders(requests: Sequence[SampleRequest], placeholders: Collection[int | str]) -> None:
+    """Refuses a group in which a prompt has more or fewer placeholders than media.
+
+    SGLang drops a medium without a placeholder and answers as if all were well, and takes a placeholder for text where
+    there are no media at all (seen of 0.5.23): only the client can know.
+
+    Args:
+        requests: What each slot asks for.
+        placeholders: What stands for one medium: token ids for prompts of ids, strings for prompts of text; repeated
+            without a gap they stand for one. None given: nothing is counted.
+
+    Raises:
+        ValueError: The numbers differ; the message names the slot.
+    """
+    tokens = {item for item in placeholders if isinstance(item, int)}
+    strings = [re.escape(item) for item in placeholders if isinstance(item, str)]
+    for slot, request in enumerate(requests):
+        known = tokens if request.text is None else strings
+        if not known:
+            continue
+        if request.text is None:
+            runs = itertools.groupby(request.input_ids or ())
+            places = sum(token in tokens for token, _ in runs)
+        else:
+            places = len(re.findall("|".join(f"(?:{string})+" for string in strings), request.text))
+        media = sum(map(len, request.media.values()))
+        if places != media:
+            raise ValueError(f"slot {slot} asks with {places} placeholders for {media} media")
 
 
 async def encode_media(requests: Sequence[SampleRequest], encoder: Encoder) -> list[SampleRequest]:

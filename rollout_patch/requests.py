@@ -16,6 +16,8 @@ ARMS = ("per-sample", "batched", "native")
 """The ways of asking for a group: n requests, one request with a list of n prompts, one request with `n`."""
 
 SEED = "sampling_seed"
+MEDIA_FIELDS = ("image_data", "video_data", "audio_data")
+"""Fields of a payload that hold media."""
 
 
 @dataclass(frozen=True, slots=True)

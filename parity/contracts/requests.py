@@ -12,8 +12,10 @@ from typing import Any
 from parity.contracts.outcomes import SHOWN, Case, Outcome
 from parity.exchanges import Exchange
 from parity.findings import Where
+from rollout_patch.media import named_by_content
+from rollout_patch.requests import MEDIA_FIELDS
 
-_OF_THE_FORM = frozenset({"text", "input_ids", "sampling_params", "rid", "image_data", "video_data", "audio_data"})
+_OF_THE_FORM = frozenset({"text", "input_ids", "sampling_params", "rid", *MEDIA_FIELDS})
 """Fields of a request that are the sample's own name, or are compared in another shape."""
 
 _SHOWN_CHARACTERS = 60
@@ -71,13 +73,13 @@ def _asked(exchange: Exchange) -> Iterator[dict[str, Any]]:
 
 
 def prompt_key(exchange: Exchange, number: int) -> str:
-    """Names one prompt of a request by its ids or text and its media, whichever way those are nested."""
+    """Names one prompt of a request by its ids or text and the content of its media, whichever way those are nested."""
     media = []
-    for name in ("image_data", "video_data", "audio_data"):
+    for name in MEDIA_FIELDS:
         given = exchange.request.get(name)
         if isinstance(given, list) and given and (exchange.is_batch or isinstance(given[0], list)):
             given = given[number] if number < len(given) else None
-        media.append(given if isinstance(given, list) or given is None else [given])
+        media.append(named_by_content(given if isinstance(given, list) or given is None else [given]))
     return repr((exchange.prompts[number], [item or [] for item in media]))
 
 

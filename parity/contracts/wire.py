@@ -14,13 +14,12 @@ from parity.contracts.outcomes import Case, Skip
 from parity.contracts.rules import Rules
 from parity.exchanges import Exchange
 from parity.findings import Where
+from rollout_patch.requests import MEDIA_FIELDS
 
 TOP_LEVEL_MISTAKES = frozenset(
     {"n", "temperature", "top_p", "top_k", "max_new_tokens", "sampling_seed", "stop", "stop_token_ids"}
 )
 """Sampling parameters that the engine ignores without a word when they stand beside `sampling_params`."""
-
-MEDIA_FIELDS = ("image_data", "video_data", "audio_data")
 
 PROMPT_LISTS = (
     "sampling_params", "return_logprob", "logprob_start_len", "top_logprobs_num", "rid", "lora_path", *MEDIA_FIELDS,
@@ -139,13 +138,17 @@ def output_count(exchange: Exchange, name: str, rules: Rules) -> Iterator[Case]:
         yield exchange_case(exchange, name, "response", wanted, found, f"{asked} answered by {found} outputs")
 
 
-def _prompt_lengths(exchange: Exchange) -> tuple[list[int], list[Any]] | None:
-    """Prompt tokens sent for each output and counted by the engine; `None` where that can't be told (text, media)."""
+def _prompt_lengths(exchange: Exchange, rules: Rules) -> tuple[list[int], list[Any]] | None:
+    """Prompt tokens sent for each output and counted by the engine, those of images left out of both.
+
+    `None` where that can't be told: text, and media whose placeholders or tokens are not known.
+    """
     sent: list[int] = []
     seen: list[Any] = []
     n = max(exchange.n, 1)
-    complete = len(exchange.outputs) == len(exchange.prompts) * n
-    if any(exchange.request.get(field) for field in MEDIA_FIELDS) or not complete:
+    with_media = any(exchange.request.get(field) for field in MEDIA_FIELDS)
+    images = {item for item in rules.media_placeholders if isinstance(item, int)}
+    if len(exchange.outputs) != len(exchange.prompts) * n or (with_media and not images):
         return None
     prompts = [prompt for prompt in exchange.prompts for _ in range(n)]
     for prompt, body in zip(prompts, exchange.outputs, strict=True):
@@ -156,15 +159,18 @@ def _prompt_lengths(exchange: Exchange) -> tuple[list[int], list[Any]] | None:
         # what is aborted in the waiting queue has no prompt_tokens
         if "prompt_tokens" not in meta and isinstance(finish, dict) and finish.get("type") == "abort":
             continue
-        sent.append(len(prompt))
-        seen.append(meta.get("prompt_tokens"))
+        counted, grown = meta.get("prompt_tokens"), meta.get("image_tokens")
+        if with_media and images.intersection(prompt) and not (is_whole(grown) and is_whole(counted)):
+            return None
+        sent.append(sum(token not in images for token in prompt) if grown else len(prompt))
+        seen.append(counted - grown if grown else counted)
     return sent, seen
 
 
 def output_order(exchange: Exchange, name: str, rules: Rules) -> Iterable[Case] | Skip:
     """Outputs stand prompt-major: each counts its prompt's tokens, and a stated index is its place."""
     stated = [body.get("index") for body in exchange.outputs if isinstance(body, dict) and "index" in body]
-    lengths = _prompt_lengths(exchange)
+    lengths = _prompt_lengths(exchange, rules)
     if lengths is None and not stated:
         return Skip.MISSING
 
@@ -257,12 +263,17 @@ def _media(exchange: Exchange, prompt: int) -> int:
     for field in MEDIA_FIELDS:
         media = exchange.request.get(field)
         if isinstance(media, list) and media and isinstance(media[0], list):
-            count += len(media[prompt]) if prompt < len(media) else 0
+            count += _given(media[prompt]) if prompt < len(media) else 0
         elif isinstance(media, list):
-            count += len(media) if not exchange.is_batch else int(prompt < len(media) and media[prompt] is not None)
+            count += _given(media[prompt : prompt + 1] if exchange.is_batch else media)
         else:
             count += media is not None
     return count
+
+
+def _given(media: Any) -> int:
+    """The media of a list; one that is null is none."""
+    return sum(item is not None for item in media) if isinstance(media, list) else int(media is not None)
 
 
 def _placeholders(prompt: Any, rules: Rules) -> int:

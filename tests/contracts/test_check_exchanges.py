@@ -21,6 +21,7 @@ Record = Callable[[Sequence[Sample]], list[Exchange]]
 DATA = Path(__file__).parents[1] / "data"
 TEXT = DATA / "sglang-0.5.23-cpu.exchanges.jsonl"
 IMAGES = DATA / "sglang-0.5.23-cpu-qwen2.5-vl.exchanges.jsonl"
+SHAPES = DATA / "sglang-0.5.23-cpu-qwen2.5-vl-shapes.exchanges.jsonl"
 
 DEVIATIONS = {
     "n-0": {"exchange_output_count", "exchange_request_honoured"},
@@ -28,6 +29,10 @@ DEVIATIONS = {
     "unknown-top-level-key": {"exchange_request_honoured"},
     "extra-image": {"exchange_request_honoured"},
     "placeholder-without-image": {"exchange_request_honoured"},
+    "list-of-none": {"exchange_request_honoured"},
+    "no-placeholder": {"exchange_request_honoured"},
+    "no-placeholder-broken": {"exchange_request_honoured"},
+    "extra-broken": {"exchange_request_honoured"},
 }
 """Recorded cases in which the engine says 200 and does something else than it was asked."""
 
@@ -37,7 +42,7 @@ def failed_checks(exchanges: Sequence[Exchange], rules: Rules) -> dict[str, Find
     return {finding.check: finding for finding in findings if finding.status is Status.FAIL}
 
 
-@pytest.mark.parametrize("path", [TEXT, IMAGES])
+@pytest.mark.parametrize("path", [TEXT, IMAGES, SHAPES])
 def test_recorded_answers_keep_every_rule_but_where_the_engine_deviates(path: Path) -> None:
     rules = Rules(media_placeholders=frozenset({"<|image_pad|>", 262}))
     for exchange in read_exchanges(path):
@@ -307,6 +312,17 @@ def test_media_of_a_batch_are_counted_prompt_by_prompt(media: Any, wanted: list[
     request = {"input_ids": prompts, "sampling_params": {}, "image_data": media}
     found = failed_checks([Exchange(request, 200, [{}, {}])], Rules(media_placeholders=frozenset({7})))
     assert ("exchange_request_honoured" in found) is (wanted != [1, 0])
+
+
+def test_prompt_tokens_are_held_to_the_ids_and_the_tokens_of_images() -> None:
+    rules = Rules(media_placeholders=frozenset({262}))
+    exchange = recorded("image-input-ids-native", IMAGES)
+    assert failed_checks([exchange], rules) == {}
+    meta(exchange)["prompt_tokens"] += 1
+    assert set(failed_checks([exchange], rules)) == {"exchange_output_order"}
+    assert failed_checks([exchange], Rules()) == {}  # what stands for an image is not known
+    del meta(exchange)["image_tokens"]
+    assert failed_checks([exchange], rules) == {}
 
 
 def test_a_count_is_held_to_the_ids_without_log_probs() -> None:

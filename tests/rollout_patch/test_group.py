@@ -387,6 +387,19 @@ async def test_media_are_encoded_once_and_reach_no_sample(engine: Any, adapter: 
     assert report.asked[0].media == {"image_data": ["one", "two"], "video_data": []}
 
 
+async def test_an_image_without_a_placeholder_is_noticed_before_anything_is_sent(
+    engine: Any, adapter: Any, make_group: MakeGroup
+) -> None:
+    group = make_group(4, input_ids=[1, 9, 2], media={"image_data": ["one", "two"]})
+    before = state(group)
+    with pytest.raises(ValueError, match="slot 0 asks with 1 placeholders for 2 media"):
+        await generate_group("native", group, adapter=adapter, post=engine.post, placeholders=(9,))
+    assert engine.sent == []
+    assert state(group) == before
+    sound = make_group(4, input_ids=[1, 9, 2], media={"image_data": ["one"]})
+    assert (await generate_group("native", sound, adapter=adapter, post=engine.post, placeholders=(9,))).requests == 1
+
+
 async def test_a_failing_encoder_sends_nothing_and_changes_nothing(
     engine: Any, adapter: Any, make_group: MakeGroup
 ) -> None:

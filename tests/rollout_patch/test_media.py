@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from rollout_patch import SampleRequest
-from rollout_patch.media import digest, encode_media
+from rollout_patch.media import check_placeholders, digest, encode_media, without_media
 
 
 class Counting:
@@ -112,3 +112,44 @@ async def test_an_encoder_that_loses_an_item_is_noticed() -> None:
 
     with pytest.raises(ValueError, match="1 items out of 2 in image_data"):
         await encode_media([SampleRequest({}, text="a", media={"image_data": ["x", "y"]})], lossy)
+
+
+IMAGE = 9
+
+
+@pytest.mark.parametrize(
+    ("prompt", "images", "counts"),
+    [
+        ({"input_ids": [1, IMAGE, 2]}, 1, None),
+        ({"input_ids": [1, IMAGE, IMAGE, IMAGE, 2, IMAGE]}, 2, None),  # expanded already: a run is one
+        ({"input_ids": [1, 2]}, 0, None),
+        ({"text": "<image> and <image>"}, 2, None),
+        ({"text": "<image><image>"}, 1, None),
+        ({"input_ids": [1, IMAGE, 2]}, 2, "1 placeholders for 2 media"),
+        ({"input_ids": [1, IMAGE, 2, IMAGE]}, 1, "2 placeholders for 1 media"),
+        ({"input_ids": [1, 2]}, 1, "0 placeholders for 1 media"),
+        ({"text": "<image>"}, 0, "1 placeholders for 0 media"),
+    ],
+    ids=range(9),
+)
+def test_placeholders_are_counted_against_media(prompt: dict[str, Any], images: int, counts: str | None) -> None:
+    asked = [SampleRequest({}, input_ids=[1]), SampleRequest({}, media={"image_data": ["x"] * images}, **prompt)]
+    check_placeholders(asked, ())
+    if counts is None:
+        check_placeholders(asked, (IMAGE, "<image>"))
+        return
+    with pytest.raises(ValueError, match=f"slot 1 asks with {counts}"):
+        check_placeholders(asked, (IMAGE, "<image>"))
+
+
+def test_a_recording_tells_media_apart_and_does_not_hold_them() -> None:
+    payload = {"input_ids": [1], "image_data": [["one", "two"], [], None, ["one"]], "video_data": [], "other": "one"}
+    kept = without_media(payload)
+    (one, two), empty, missing, (again,) = kept["image_data"]
+    assert one == again == f"sha256:{digest('one')}" != two
+    assert (empty, missing) == ([], None)
+    assert {name: kept[name] for name in ("input_ids", "video_data", "other")} == {
+        name: payload[name] for name in ("input_ids", "video_data", "other")
+    }
+    assert without_media(kept) == kept
+    assert without_media({"image_data": "one"}) == {"image_data": one}

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from parity.contract_checks import check_accounting, check_exchanges, check_samples
+from parity.contract_checks import check_accounting, check_exchanges, check_requests, check_samples
 from parity.contracts.rules import Rules
 from parity.exchanges import Exchange, read_exchanges
 from parity.findings import Status
@@ -70,6 +70,24 @@ async def test_a_cancelled_request_is_recorded_too(engine: Any, adapter: Any, ma
     with pytest.raises(asyncio.CancelledError):
         await task
     assert [(row["status"], row["response"].split(":")[0]) for row in rows] == [(0, "CancelledError")]
+
+
+@pytest.mark.parametrize("arm", ARMS)
+async def test_media_go_over_the_wire_and_not_into_the_recording(
+    arm: str, engine: Any, adapter: Any, make_group: MakeGroup
+) -> None:
+    rows: list[dict[str, Any]] = []
+    group = make_group(3, media={"image_data": ["picture", "other"]})
+    await generate_group(arm, group, adapter=adapter, post=engine.post, recorder=rows.append)
+    assert all("picture" in repr(body["image_data"]) for body in engine.sent)
+    assert "picture" not in repr(rows)
+    # What was asked is the same to a check, in the recording and as it was sent.
+    sent = [Exchange(body, 200, None) for body in engine.sent]
+    (finding,) = check_requests(sent, [Exchange.from_json(row, "") for row in rows])
+    assert finding.status is Status.PASS
+    sent[0].request["image_data"] = ["other", "picture"]
+    (finding,) = check_requests(sent, [Exchange.from_json(row, "") for row in rows])
+    assert finding.status is Status.FAIL
 
 
 async def test_samples_read_back_as_columns(engine: Any, adapter: Any, make_group: MakeGroup, tmp_path: Path) -> None:
