@@ -19,7 +19,7 @@ from parity.contract_checks import (
 from parity.contracts.outcomes import quantity
 from parity.errors import InputError
 from parity.exchanges import Exchange
-from parity.experiment import DESIGNS, MIXED_DESIGNS, ExperimentConfig, Pair, plan_pairs, weight_version
+from parity.experiment import DESIGNS, LIST_TWIN, MIXED_DESIGNS, ExperimentConfig, Pair, plan_pairs, weight_version
 from parity.findings import Finding, Level, Severity, Status, Where
 from parity.metrics import RunCurves, curves_of_run, rollout_metrics
 from parity.replay import compare_twins
@@ -93,6 +93,7 @@ def _check_facts(experiment: Mapping[str, Any], directory: Path) -> None:
 _FACTS = {
     "designs": list,
     "policy": dict,
+    "engine_determinism": dict,
     "commands": list,
     "versions": dict,
     "seeds": list,
@@ -216,7 +217,7 @@ def _arms_findings(finished: _StartedPair) -> list[Finding]:
 
 
 def _curve_findings(pairs: Sequence[_StartedPair]) -> list[Finding]:
-    curves = list(_curves(pairs, {"twin", "replay", "paired"}))
+    curves = list(_curves(pairs, {"twin", LIST_TWIN, "replay", "paired"}))
     mixed = [_curves_of(store) for finished in pairs if finished.pair.mixed for store in finished.stores]
     if not curves:
         return check_curves(mixed, mixed)
@@ -307,6 +308,9 @@ def _replay_findings(pairs: Sequence[_StartedPair]) -> list[Finding]:
     if not found:
         message = "no twin and no replay was run, so no two runs have the same responses to compare"
         found.append(Finding("twin", Level.REPLAY, Status.NOT_COMPARED, message, severity=Severity.ERROR))
+    if {finished.pair.design for finished in pairs} == {LIST_TWIN}:
+        message = "native was not asked for once: lists stood in for it, which says nothing of native itself"
+        found.append(Finding("twin", Level.REPLAY, Status.INCONCLUSIVE, message))
     return found
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from parity.errors import InputError
+from parity.experiment import LIST_TWIN, twin_by_lists
 from parity.findings import Finding, Judgement, Level, Status, judge, status_of_level
 from parity.metrics import AlignedRuns, RunCurves, align, curves_of_run, late_mean
 from parity.provenance import config_hash
@@ -138,13 +139,17 @@ class RunOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """What it takes to make the experiment again; `seconds` is from the first event of any run to the last."""
+    """What it takes to make the experiment again.
+
+    `determinism` is what the engine was seen to promise, in a line; `seconds` is from the first event to the last.
+    """
 
     commands: tuple[str, ...]
     commit: str
     versions: Mapping[str, str]
     task: str
     engine: str
+    determinism: str
     seeds: tuple[int, ...]
     steps: int | None
     margins: Mapping[str, float]
@@ -279,8 +284,8 @@ def build_report(experiment: Mapping[str, Any], runs: Sequence[RunRecord], findi
 
     Args:
         experiment: Content of ``experiment.json``: ``baseline`` and ``experiment`` (arms) are required; ``commands``,
-            ``commit``, ``versions``, ``task``, ``engine``, ``engine_version``, ``seeds``, ``steps``, ``margins`` and
-            ``config`` are shown as given, or as not recorded.
+            ``commit``, ``versions``, ``task``, ``engine``, ``engine_version``, ``engine_determinism``, ``seeds``,
+            ``steps``, ``margins`` and ``config`` are shown as given, or as not recorded.
         runs: The runs, in any order.
         findings: The findings of all rungs.
 
@@ -303,7 +308,7 @@ def build_report(experiment: Mapping[str, Any], runs: Sequence[RunRecord], findi
     }
     arms_of_design = _arms_of_design(ordered, (baseline, arm))
     design = next((design for design in _COMPARED_FIRST if all(arms_of_design.get(design, {"": ()}).values())), "")
-    compared = [arms_of_design[design][side] if design else () for side in (baseline, arm)]
+    compared = list(arms_of_design[design].values()) if design else [(), ()]
     return Report(
         baseline=baseline,
         experiment=arm,
@@ -343,16 +348,17 @@ def cause_order(finding: Finding) -> tuple[float, int]:
     return math.inf if step is None else step, rank
 
 
-_COMPARED_FIRST = ("paired", "recorded", "probe", "switchback", "twin", "replay")
+_COMPARED_FIRST = ("paired", "recorded", "probe", "switchback", "twin", "replay", LIST_TWIN)
 """Which design's runs the first table shows, where there are several."""
 
 
 def _arms_of_design(runs: Sequence[RunRecord], arms: tuple[str, str]) -> dict[str, Mapping[str, tuple[str, ...]]]:
-    """By design and arm, the names of the curves with metrics."""
+    """By design and arm, baseline first, the names of the curves with metrics."""
     found: dict[str, Mapping[str, tuple[str, ...]]] = {}
     for design in dict.fromkeys(run.design for run in runs):
         named = [pair for run in runs if run.design == design and run.metrics for pair in _curve_names(run)]
-        found[design] = {arm: tuple(name for of_arm, name in named if of_arm == arm) for arm in arms}
+        asked = twin_by_lists(arms) if design == LIST_TWIN else arms
+        found[design] = {arm: tuple(name for of_arm, name in named if of_arm == arm) for arm in asked}
     return found
 
 
@@ -481,6 +487,7 @@ def _provenance(experiment: Mapping[str, Any], runs: Sequence[RunRecord]) -> Pro
         versions={str(name): str(version) for name, version in (experiment.get("versions") or {}).items()},
         task=str(experiment.get("task") or "not recorded"),
         engine=_engine(experiment),
+        determinism=str((experiment.get("engine_determinism") or {}).get("summary") or "not recorded"),
         seeds=tuple(experiment.get("seeds") or ()),
         steps=experiment.get("steps"),
         margins=dict(experiment.get("margins") or {}),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from parity.experiment import LIST_TWIN
 from parity.findings import Finding, Level, Status, Verdict
 from parity.reports.document import ADVANTAGE, ROUNDING, CostRow, Report, Row, Rung, RunOutcome
 from parity.reports.words import Say, english
@@ -108,11 +109,19 @@ def _parts(plant: str) -> tuple[str, str, str]:
 
 
 def not_shown(report: Report, say: Say = english) -> str:
-    """What the verdict leaves open; empty where L1 was compared."""
+    """What the verdict leaves open; empty where L1 was compared and no arm was stood in for."""
     sampling = next(rung for rung in report.ladder if rung.level is Level.SAMPLING)
-    if sampling.status is not Status.NOT_COMPARED:
-        return ""
-    return say("Not shown: that free sampling is equally distributed in both arms at fixed weights (L1).")
+    open_questions = []
+    if sampling.status is Status.NOT_COMPARED:
+        open_questions.append(
+            "Not shown: that free sampling is equally distributed in both arms at fixed weights (L1)."
+        )
+    if any(run.design == LIST_TWIN for run in report.outcomes):
+        open_questions.append(
+            "Not shown by the list-twin: native's own sampling. Lists with a seed an item stood in for native, so that "
+            "it shows the path of a group's request and answer."
+        )
+    return " ".join(map(say, open_questions))
 
 
 def reasons(report: Report, say: Say = english) -> list[str]:
@@ -249,8 +258,8 @@ def how_tested(finding: Finding, say: Say = english) -> str:
     parts = [say(str(evidence["summary"])), method] if "summary" in evidence else [method]
     if isinstance(evidence.get("margin"), (int, float)):
         margin = evidence["margin"]
-        in_log = str(evidence.get("summary", "")).endswith("of the log")
-        scale = say("{factor}, which in the log is ", factor=f"{TIMES}/÷ {number(math.exp(margin))}") if in_log else ""
+        factor = f"{TIMES}/÷ {number(math.exp(margin))}"
+        scale = say("{factor}, which in the log is ", factor=factor) if in_log(finding) else ""
         parts.append(say("margin {scale}±{margin}", scale=scale, margin=number(margin)))
     level = 90 if "margin" in evidence and finding.status is not Status.FAIL else 95
     if interval := evidence.get(f"ci{level}"):
@@ -261,6 +270,11 @@ def how_tested(finding: Finding, say: Say = english) -> str:
     if isinstance(evidence.get("checked"), int):
         parts.append(say("{count} checked", count=number(evidence["checked"])))
     return f"{finding.level.rung} {say(', ').join(parts)}"
+
+
+def in_log(finding: Finding) -> bool:
+    """Whether the finding's margin is one of the metric's log."""
+    return str(finding.evidence.get("summary", "")).endswith("of the log")
 
 
 def cost_cells(row: CostRow, say: Say = english) -> tuple[str, ...]:

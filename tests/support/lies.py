@@ -10,7 +10,8 @@ OF_THE_META = ("finish_reason", "completion_tokens", "output_token_logprobs")
 
 
 def is_native(payload: dict[str, Any]) -> bool:
-    return payload["sampling_params"].get("n", 1) > 1
+    params = payload["sampling_params"]
+    return isinstance(params, dict) and params.get("n", 1) > 1
 
 
 def clone(first: Output, second: Output) -> None:

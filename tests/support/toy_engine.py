@@ -2,6 +2,7 @@
 
 It answers `/generate` in SGLang's shapes from a thread of its own. A fault may change a request before it is answered
 and the answer before it is sent; `upstream` makes it pass requests on to a real engine instead, and lie about those.
+`seeding` says what a response is drawn from, and `info` what `/server_info` says.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ END, WORDS, CHANCE = 2, range(3, 53), 0.2
 Output = dict[str, Any]
 Ask = Callable[[dict[str, Any]], object]
 Lie = Callable[[dict[str, Any], list[Output]], object]
+Seeding = Callable[[dict[str, Any], int], object]
+"""From sampling parameters and the place in a request of n to what a response is a function of; None for chance."""
 
 
 def reward(sample: Sample) -> float:
@@ -38,9 +41,12 @@ def log_prob(token: int) -> float:
 class ToyEngine:
     """Draws responses; `asked` counts requests."""
 
-    def __init__(self, seed: int, ask: Ask, lie: Lie, upstream: str | None) -> None:
+    def __init__(
+        self, seed: int, ask: Ask, lie: Lie, upstream: str | None, seeding: Seeding, info: dict[str, Any]
+    ) -> None:
         self.random = random.Random(seed)
         self.ask, self.lie, self.upstream = ask, lie, upstream
+        self.seeding, self.info = seeding, info
         self.asked = 0
         self.paths: set[str] = set()
         self.ids = itertools.count()
@@ -64,18 +70,25 @@ class ToyEngine:
     def outputs(self, payload: dict[str, Any]) -> list[Output] | Output:
         prompt = payload.get("text", payload.get("input_ids"))
         batched = isinstance(prompt, list) and isinstance(prompt[0], (str, list))
-        params = payload["sampling_params"]
-        n = params.get("n", 1)
-        found = [self.output(one, params, payload) for one in (prompt if batched else [prompt]) for _ in range(n)]
-        return found if batched or n > 1 else found[0]
+        prompts, given = prompt if batched else [prompt], payload["sampling_params"]
+        of_items = given if isinstance(given, list) else [given] * len(prompts)
+        found = [
+            self.output(one, params, payload, slot)
+            for one, params in zip(prompts, of_items, strict=True)
+            for slot in range(params.get("n", 1))
+        ]
+        return found if batched or len(found) > 1 else found[0]
 
-    def output(self, prompt: str | list[int], params: dict[str, Any], payload: dict[str, Any]) -> Output:
+    def output(self, prompt: str | list[int], params: dict[str, Any], payload: dict[str, Any], slot: int) -> Output:
+        source = self.seeding(params, slot)
+        draw = self.random if source is None else random.Random(f"{source}/{prompt}")
         ids = [3 + byte % 50 for byte in prompt.encode()] if isinstance(prompt, str) else prompt
         chance = params.get("chance", CHANCE)  # of the end; what it says of log-probs stays the same
         tokens: list[int] = []
-        while len(tokens) < params["max_new_tokens"] and tokens[-1:] != [END]:
-            tokens.append(END if self.random.random() < chance else self.random.choice(WORDS))
-        stopped = tokens[-1:] == [END]
+        on = params.get("ignore_eos", False)
+        while len(tokens) < params["max_new_tokens"] and (on or tokens[-1:] != [END]):
+            tokens.append(END if draw.random() < chance else draw.choice(WORDS))
+        stopped = tokens[-1:] == [END] and not on
         start = payload.get("logprob_start_len", -1)
         triples = [[log_prob(token), token, None] for token in ids]
         asked = [[None, *triples[start][1:]], *triples[start + 1 :]] if start >= 0 else []
@@ -98,19 +111,46 @@ class ToyEngine:
 
     async def other(self, request: web.Request) -> web.Response:
         self.paths.add(request.path)
-        return web.json_response({"version": "toy"})
+        return web.json_response({"version": "toy", **self.info})
 
 
 def nothing(*_: object) -> None:
     """Changes nothing."""
 
 
+def by_slot(params: dict[str, Any], slot: int) -> object:
+    """As the embedded engine: slot i has the seed plus i; chance without a seed."""
+    seed = params.get("sampling_seed")
+    return None if seed is None else seed + slot
+
+
+def one_seed(params: dict[str, Any], slot: int) -> object:
+    """All n samples of a request have its seed; chance without one."""
+    return params.get("sampling_seed")
+
+
+def default_seed(params: dict[str, Any], slot: int) -> object:
+    """As SGLang with deterministic inference: a request has one seed, and that is 42 where none is given."""
+    return params.get("sampling_seed", 42)
+
+
+def greedy(params: dict[str, Any], slot: int) -> object:
+    """The same response for every seed."""
+    return 0
+
+
 @contextmanager
 def toy_engine(
-    *, seed: int = 0, ask: Ask = nothing, lie: Lie = nothing, upstream: str | None = None
+    *,
+    seed: int = 0,
+    ask: Ask = nothing,
+    lie: Lie = nothing,
+    upstream: str | None = None,
+    seeding: Seeding = nothing,
+    info: dict[str, Any] | None = None,
 ) -> Iterator[ToyEngine]:
     """A toy engine at a loopback URL."""
-    engine = ToyEngine(seed, ask, lie, upstream)
+    engine = ToyEngine(seed, ask, lie, upstream, seeding, info or {})
     loop = asyncio.new_event_loop()
     application = web.Application(client_max_size=1 << 26)
     application.router.add_post("/generate", engine.generate)

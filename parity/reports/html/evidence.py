@@ -15,7 +15,7 @@ import orjson
 import pyarrow as pa
 
 from parity.errors import InputError
-from parity.experiment import MIXED_DESIGNS
+from parity.experiment import LIST_TWIN, MIXED_DESIGNS
 from parity.reports.data import plain
 from parity.reports.document import Report
 from parity.reports.html.tokens import token_texts
@@ -44,7 +44,7 @@ _PLAIN = (
     "weight_versions",
     "engine_id",
 )
-_EQUAL_DESIGNS = ("twin", "replay")
+_EQUAL_DESIGNS = ("twin", LIST_TWIN, "replay")
 """Designs whose arms must be equal, so that where a sample first differs says something."""
 
 

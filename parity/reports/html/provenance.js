@@ -7,6 +7,7 @@ function provenance() {
     ["config hash", source.config_hash],
     ["task", source.task],
     ["engine", source.engine],
+    ["samples of the engine", source.determinism],
     ["seeds", source.seeds.join(", ") || say("not recorded")],
     ["steps", source.steps ?? say("not recorded")],
     [

@@ -237,8 +237,9 @@ function groupDetail(pair, step, group, cut) {
     el(
       "div",
       { class: "sides" },
-      el("h4", { class: "baseline" }, data.baseline),
-      el("h4", { class: "experiment" }, data.experiment),
+      Object.keys(data.designs[pair.design] ?? {}).map((arm, place) =>
+        el("h4", { class: place ? "experiment" : "baseline" }, arm),
+      ),
       slots.map((slot) =>
         ["baseline", "experiment"].map((side) =>
           sampleCell(

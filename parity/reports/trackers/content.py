@@ -64,6 +64,7 @@ def provenance(report: Report) -> dict[str, str]:
         "commit": source.commit,
         "task": source.task,
         "engine": source.engine,
+        "determinism": source.determinism,
         "config_hash": source.config_hash,
         **{f"margin {metric}": str(margin) for metric, margin in source.margins.items()},
         **{f"version {name}": version for name, version in source.versions.items()},

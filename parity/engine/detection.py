@@ -1,0 +1,265 @@
+"""What an engine's samples depend on, found by asking it: about thirty short requests, none of which changes anything.
+
+The prompts are sampled at a high temperature, so that two independent responses are equal with a chance of about one in
+a vocabulary's size to the power of `TOKENS`, whatever the policy has learnt. A response here is its tokens and their
+log-probs, since a twin compares both bit for bit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from parity.errors import EngineUnavailable
+from rollout_patch import ARMS, Capabilities, Post, RequestFailed, ResponseRefused, SampleRequest
+from rollout_patch.requests import SEED, plan_requests
+from rollout_patch.responses import read_response
+
+SLOTS = 4
+"""Samples of a group that is asked for."""
+
+TOKENS = 12
+TEMPERATURE = 8.0
+SEEDS = tuple(range(20_011, 20_011 + SLOTS))
+
+CROWD = 6
+"""Requests of another prompt that run beside those whose seeds must hold in any batch."""
+
+ATTEMPTS = 3
+"""How often a request is sent that gets no answer, or one that says to come again."""
+
+WAIT = 1.0
+"""Seconds between two of these attempts."""
+
+_PROMPT, _OTHER_PROMPT = tuple(range(5, 16)), tuple(range(6, 26))
+_PASSING = frozenset({None, 408, 409, 425, 429, 500, 502, 503, 504})
+"""Statuses that say nothing about what an engine can do; `None` is no answer."""
+
+Response = tuple[tuple[int, ...], tuple[float, ...]]
+"""The tokens of a sample and their log-probs."""
+
+Answer = list[Response] | str
+"""The responses of a group, or why there are none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """Whether something holds, `None` where that could not be asked, and what was seen."""
+
+    holds: bool | None
+    seen: str
+
+
+@dataclass(frozen=True, slots=True)
+class Determinism:
+    """What an engine can promise about its samples, as it was seen to.
+
+    Attributes:
+        repeats: A seed repeats its response when it is asked alone again.
+        in_any_batch: A seed repeats its response beside other work.
+        seeds_differ: Different seeds give different responses.
+        seed_per_slot: In a native request of n with a seed, sample i is that of the seed plus i.
+        seed_per_item: In a list of prompts with a seed an item, each sample is that of its seed.
+        free_per_sample: Requests for one sample without a seed are all answered differently.
+        free_batched: The items of a list without seeds are all answered differently.
+        free_native: The n samples of a native request without a seed are all different.
+        capabilities: What follows for groups.
+        clones: The arms whose groups without a seed are n times one response, because of a seed that stands for none.
+        contradictions: What the engine announces and does not do, or the other way round.
+    """
+
+    repeats: Fact
+    in_any_batch: Fact
+    seeds_differ: Fact
+    seed_per_slot: Fact
+    seed_per_item: Fact
+    free_per_sample: Fact
+    free_batched: Fact
+    free_native: Fact
+    capabilities: Capabilities
+    clones: tuple[str, ...]
+    contradictions: tuple[str, ...]
+
+    @property
+    def facts(self) -> dict[str, Fact]:
+        """Each fact by what it says."""
+        return {sentence: getattr(self, name) for name, sentence in SENTENCES.items()}
+
+    @property
+    def summary(self) -> str:
+        """One line: what was seen to hold, what was not and why, and what could not be asked."""
+        parts = []
+        for word, holds in (("seen", True), ("not so", False), ("not compared", None)):
+            found = [
+                sentence if fact.holds else f"{sentence} ({fact.seen})"
+                for sentence, fact in self.facts.items()
+                if fact.holds is holds
+            ]
+            parts += [f"{word}: {', '.join(found)}"] if found else []
+        return "; ".join([*parts, *self.contradictions])
+
+    def to_json(self) -> dict[str, Any]:
+        """As ``experiment.json`` holds it: the facts by name, and the summary for reports."""
+        return {**asdict(self), "summary": self.summary}
+
+
+SENTENCES = {
+    "repeats": "a seed repeats its response",
+    "in_any_batch": "a seed repeats its response beside other work",
+    "seeds_differ": "seeds differ in their responses",
+    "seed_per_slot": "native groups take a seed per slot",
+    "seed_per_item": "lists take a seed per item",
+    "free_per_sample": "per-sample groups vary without seeds",
+    "free_batched": "batched groups vary without seeds",
+    "free_native": "native groups vary without seeds",
+}
+"""What each fact says, in the order of the summary."""
+
+
+async def detect_determinism(post: Post, announced: Capabilities) -> Determinism:
+    """Asks an engine for the same and for different samples in each arm, and compares.
+
+    What is not seen cannot be promised by a few requests: batches of other shapes, other lengths and other weights may
+    still part. A twin compares every response and would show it.
+
+    Args:
+        post: Sends one `/generate` request.
+        announced: What the engine says of itself.
+
+    Raises:
+        EngineUnavailable: A request got no answer, or a passing error, `ATTEMPTS` times.
+    """
+    alone = _joined([await _ask(post, "per-sample", SEEDS[slot : slot + 1]) for slot in range(SLOTS)])
+    again = await _ask(post, "per-sample", SEEDS[:1])
+    crowd = [_ask(post, "per-sample", [None], _OTHER_PROMPT) for _ in range(CROWD)]
+    crowded = _ask(post, "per-sample", SEEDS)
+    beside = (await asyncio.gather(*crowd[: CROWD // 2], crowded, *crowd[CROWD // 2 :]))[CROWD // 2]
+    native, items = await _ask(post, "native", SEEDS), await _ask(post, "batched", SEEDS)
+    free = {arm: await _ask(post, arm, [None] * SLOTS) for arm in ARMS}
+
+    repeats = _equal(alone if isinstance(alone, str) else alone[:1], again)
+    in_any_batch, differ = _equal(alone, beside), _distinct(alone)
+    kept = [fact.holds for fact in (repeats, in_any_batch, differ)]
+    seeded = all(kept)
+    per_slot = _slots(alone, native) if seeded or isinstance(native, str) else _NO_SEEDS
+    per_item = _equal(alone, items) if seeded or isinstance(items, str) else _NO_SEEDS
+    cloned = {arm for arm in ARMS if not isinstance(free[arm], str) and len(set(free[arm])) == 1}
+    # Clones of one arm alone on an engine without seeds are a fault, which a run is to show, and no default seed.
+    clones = tuple(arm for arm in ARMS if arm in cloned) if seeded or "per-sample" in cloned else ()
+    capabilities = replace(
+        announced,
+        seeded=seeded,
+        seed_per_slot=bool(per_slot.holds),
+        free_clones="native" in clones,
+        parallel_sampling=announced.parallel_sampling and not isinstance(native, str),
+        prompt_lists=announced.prompt_lists and not isinstance(free["batched"], str),
+        sampling_params_lists=announced.sampling_params_lists and not isinstance(items, str),
+    )
+    return Determinism(
+        repeats=repeats,
+        in_any_batch=in_any_batch,
+        seeds_differ=differ,
+        seed_per_slot=per_slot,
+        seed_per_item=per_item,
+        free_per_sample=_distinct(free["per-sample"]),
+        free_batched=_distinct(free["batched"]),
+        free_native=_distinct(free["native"]),
+        capabilities=capabilities,
+        clones=clones,
+        contradictions=_contradictions(announced, None if None in kept else seeded, per_slot.holds),
+    )
+
+
+_NO_SEEDS = Fact(None, "seeds do not hold")
+
+
+async def _ask(post: Post, arm: str, seeds: Sequence[int | None], prompt: Sequence[int] = _PROMPT) -> Answer:
+    """One group in one arm, a seed a slot; requests for several are sent at once."""
+    requests = [_request(seed, prompt) for seed in seeds]
+    plan = plan_requests(arm, requests)
+    try:
+        answers = await asyncio.gather(*(_send(post, planned.payload) for planned in plan))
+        outputs = [
+            output
+            for planned, answer in zip(plan, answers, strict=True)
+            for output in read_response(planned, answer, requests)
+        ]
+    except RequestFailed as error:
+        return f"refused with {str(error)[:200]}"
+    except ResponseRefused as error:
+        return f"the answer breaks the protocol: {str(error)[:200]}"
+    return [(tuple(output.output_ids), tuple(output.logprobs or ())) for output in outputs]
+
+
+def _request(seed: int | None, prompt: Sequence[int]) -> SampleRequest:
+    params = {"max_new_tokens": TOKENS, "temperature": TEMPERATURE, "ignore_eos": True}
+    return SampleRequest(
+        params if seed is None else {**params, SEED: seed}, input_ids=prompt, options={"return_logprob": True}
+    )
+
+
+async def _send(post: Post, payload: dict[str, Any]) -> Any:
+    """The answer to one request; a refusal is raised as it is."""
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            return await post(payload, {})
+        except RequestFailed as error:
+            if error.status not in _PASSING:
+                raise
+            if attempt == ATTEMPTS:
+                raise EngineUnavailable(f"asking what the engine promises failed {ATTEMPTS} times: {error}") from error
+        await asyncio.sleep(WAIT)
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _joined(answers: Sequence[Answer]) -> Answer:
+    joined: list[Response] = []
+    for answer in answers:
+        if isinstance(answer, str):
+            return answer
+        joined += answer
+    return joined
+
+
+def _equal(expected: Answer, found: Answer) -> Fact:
+    """Whether responses are the same, slot by slot, to the last bit of a log-prob."""
+    if isinstance(expected, str) or isinstance(found, str):
+        return Fact(None, next(answer for answer in (expected, found) if isinstance(answer, str)))
+    pairs = list(zip(expected, found, strict=True))
+    other = [(first, second) for first, second in pairs if first != second]
+    if not other:
+        return Fact(True, f"{len(pairs)} of {len(pairs)} equal")
+    in_tokens = sum(first[0] != second[0] for first, second in other)
+    how = f"{in_tokens} in tokens" if in_tokens else "in log-probs only"
+    return Fact(False, f"{len(other)} of {len(pairs)} differ, {how}")
+
+
+def _distinct(answer: Answer) -> Fact:
+    """Whether no two responses have the same tokens."""
+    if isinstance(answer, str):
+        return Fact(None, answer)
+    different = len({tokens for tokens, _ in answer})
+    return Fact(different == len(answer), f"{different} different of {len(answer)}")
+
+
+def _slots(alone: Answer, native: Answer) -> Fact:
+    """Whether slot i of a native request has the seed plus i; that all have the first is said."""
+    fact = _equal(alone, native)
+    if fact.holds is False and not isinstance(native, str) and {tokens for tokens, _ in native} == {alone[0][0]}:
+        return Fact(False, f"all {len(native)} samples take the one seed")
+    return fact
+
+
+def _contradictions(announced: Capabilities, seeded: bool | None, per_slot: bool | None) -> tuple[str, ...]:
+    """What the engine says of its seeds and what it does, where these part; `None` is what could not be asked."""
+    claims = (
+        ("seeds that hold", announced.seeded, seeded),
+        ("a seed a slot of a native request", announced.seed_per_slot, per_slot),
+    )
+    return tuple(
+        f"the engine announces {what} and does not keep that" if said else f"the engine keeps {what}, unannounced"
+        for what, said, seen in claims
+        if seen is not None and said != seen
+    )
