@@ -7,6 +7,7 @@ import traceback
 
 import click
 
+from parity.cli.bench import bench
 from parity.cli.check import check
 from parity.cli.compare import compare
 from parity.cli.plan import plan
@@ -26,7 +27,7 @@ def cli() -> None:
     """Proves that a change to how an RL trainer requests its rollouts leaves training the same, or shows where not."""
 
 
-for command in (run, plan, sample, watch, compare, report, check, serve, selftest):
+for command in (run, plan, sample, bench, watch, compare, report, check, serve, selftest):
     cli.add_command(command)
 
 

@@ -33,7 +33,7 @@ Examples:
   parity compare --baseline wandb:me/grpo/a1b2 --experiment offline-session.zip --names names.toml
   parity compare --baseline parity-out/mine --experiment parity-out/mine --json
 """
-SEVERAL = ("--baseline", "--experiment", "--history")
+SEVERAL = ("--baseline", "--counts", "--experiment", "--history", "--mode", "--router")
 
 
 class SeveralValues(click.Command):

@@ -1,0 +1,30 @@
+"""What the granularity of requests costs: the same work asked for in several modes, taking turns."""
+
+from parity.bench.config import PRESETS, SHARED_PREFIX, BenchConfig, Mode, Workload, parse_mode
+from parity.bench.loads import Load, Spread, open_source, read_loads, spread
+from parity.bench.measuring import Measurement
+from parity.bench.running import BenchResult, Step, run_bench
+from parity.bench.summary import Ratio, Summary, compare, ratios, summarise
+
+__all__ = [
+    "PRESETS",
+    "SHARED_PREFIX",
+    "BenchConfig",
+    "BenchResult",
+    "Load",
+    "Measurement",
+    "Mode",
+    "Ratio",
+    "Spread",
+    "Step",
+    "Summary",
+    "Workload",
+    "compare",
+    "open_source",
+    "parse_mode",
+    "ratios",
+    "read_loads",
+    "run_bench",
+    "spread",
+    "summarise",
+]

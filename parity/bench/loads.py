@@ -1,0 +1,218 @@
+"""What each engine served: requests and decode tokens, out of access logs and Prometheus counters.
+
+Access logs are uvicorn's, as SGLang writes them. Counters are SGLang's own (with `--enable-metrics`), the embedded
+engine's, and sglang-router's, which counts requests by worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import aiohttp
+import numpy as np
+
+from parity.errors import EngineUnavailable, InputError, NotRecognised
+
+MAX_TEXT = 64 << 20
+"""Most bytes of a page of counters."""
+
+_ACCESS = re.compile(rb'"(?:POST|PUT) (?:https?://[^/ ]+)?/generate(?:\?[^ ]*)? HTTP/[0-9.]+" ([0-9]{3})\b')
+_ANY_ACCESS = re.compile(rb'"[A-Z]+ [^ "]+ HTTP/[0-9.]+" [0-9]{3}\b')
+_COUNTER = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+([-+0-9.eEa-zA-Z]+)(?:\s+-?[0-9]+)?$", re.ASCII)
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"', re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What one engine served; `None` is not known."""
+
+    requests: float | None = None
+    decode_tokens: float | None = None
+
+
+Loads = Mapping[str, Load]
+"""By engine."""
+
+Source = Callable[[], Awaitable[Loads]]
+"""Reads counters as they are now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How evenly engines were loaded: population coefficient of variation, and the largest over the mean."""
+
+    cv: float
+    max_over_mean: float
+
+
+def spread(values: Sequence[float | None]) -> Spread | None:
+    """The spread over engines; `None` where one is not known, with fewer than two engines or without any load."""
+    if len(values) < 2 or None in values or not sum(filter(None, values)) > 0:
+        return None
+    array = np.asarray(values, dtype=np.float64)
+    return Spread(float(array.std() / array.mean()), float(array.max() / array.mean()))
+
+
+def count_requests(lines: Iterable[bytes]) -> int:
+    """Requests to `/generate` in lines of an access log, whatever they were answered with."""
+    return sum(_ACCESS.search(line) is not None for line in lines)
+
+
+def read_counters(text: str, name: str) -> dict[str, Load]:
+    """The loads in a page of Prometheus counters: of one engine, called `name`, or of the workers behind a router.
+
+    Raises:
+        NotRecognised: It holds no counter of an engine or a router.
+        InputError: A line of such a counter is no sample, or its value is no count.
+    """
+    own: dict[str, float] = {}
+    workers: dict[str, float] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.startswith(("sglang:", "sglang_", "smg_worker_")):
+            continue
+        if (match := _COUNTER.match(line.strip())) is None:
+            raise InputError(f"{name}, line {number}: no sample of a counter: {line[:120]!r}")
+        metric, labels = match[1].replace("sglang_", "sglang:"), dict(_LABEL.findall(match[2] or ""))
+        if metric in ("smg_worker_health", "smg_worker_cb_outcomes_total") and "worker" in labels:
+            counted = 0.0 if metric == "smg_worker_health" else _count(match[3], name, number)
+            workers[labels["worker"]] = workers.get(labels["worker"], 0.0) + counted
+        elif metric in ("sglang:num_http_requests_total", "sglang:generation_tokens_total") or (
+            metric == "sglang:http_requests_total" and labels.get("endpoint") == "/generate"
+        ):
+            key = "decode_tokens" if "tokens" in metric else "requests"
+            own[key] = own.get(key, 0.0) + _count(match[3], name, number)
+    if workers:
+        return {engine_name(worker): Load(requests) for worker, requests in workers.items()}
+    if own or "\nsglang" in f"\n{text}":
+        return {name: Load(own.get("requests"), own.get("decode_tokens"))}
+    raise NotRecognised(f"{name}: no counter of SGLang or of its router")
+
+
+def _count(text: str, name: str, number: int) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 2**63:
+        raise InputError(f"{name}, line {number}: {text} is no count")
+    return value
+
+
+def engine_name(url: str) -> str:
+    """What an engine is called by its URL: host and port."""
+    return urlsplit(url).netloc.rpartition("@")[2] or url
+
+
+def metrics_source(url: str, name: str | None = None, names: Mapping[str, str] | None = None) -> Source:
+    """Counters at a URL; `/metrics` is added to one without a path.
+
+    Args:
+        url: Of an engine or a router.
+        name: What that engine is called; host and port by default.
+        names: What the workers of a router are called, by host and port.
+    """
+    called = name or engine_name(url)
+    address = url if urlsplit(url).path.strip("/") else f"{url.rstrip('/')}/metrics"
+
+    async def read() -> Loads:
+        loads = read_counters(await _get(address), called)
+        return {(names or {}).get(engine, engine): load for engine, load in loads.items()}
+
+    return read
+
+
+async def _get(address: str) -> str:
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30)) as session,
+            session.get(address) as response,
+        ):
+            if response.status != 200:
+                raise InputError(f"{address}: status {response.status}, no counters")
+            body = bytearray()
+            async for part in response.content.iter_any():
+                body += part
+                if len(body) > MAX_TEXT:
+                    raise InputError(f"{address}: more than {MAX_TEXT} bytes")
+            return body.decode(errors="replace")
+    except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:
+        raise EngineUnavailable(f"{address}: {type(error).__name__}: {error}") from error
+
+
+class AccessLog:
+    """Requests in an access log that grows: each call reads what was added."""
+
+    def __init__(self, path: Path, name: str | None = None) -> None:
+        self._path, self._name = path, name or path.stem
+        self._offset = self._count = 0
+
+    async def __call__(self) -> Loads:
+        """The count so far."""
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            for line in file:
+                if line.endswith(b"\n"):  # else it is still being written
+                    self._offset += len(line)
+                    self._count += _ACCESS.search(line) is not None
+        return {self._name: Load(float(self._count))}
+
+
+def open_source(place: str) -> Source:
+    """The source that a user names: a URL with counters, a page of them in a file, or an access log.
+
+    Raises:
+        InputError: The file is none of these, or cannot be read.
+    """
+    if "://" in place:
+        return metrics_source(place)
+    path = Path(place)
+    try:
+        with path.open("rb") as file:
+            head = file.read(1 << 20)
+    except OSError as error:
+        raise InputError(f"{place}: cannot be read: {error.strerror}") from error
+    if _ANY_ACCESS.search(head):
+        return AccessLog(path)
+
+    async def read() -> Loads:
+        return read_counters(path.read_text(errors="replace"), path.stem)
+
+    if path.stat().st_size > MAX_TEXT:
+        raise NotRecognised(f"{place}: neither an access log nor a page of Prometheus counters")
+    read_counters(path.read_text(errors="replace"), path.stem)
+    return read
+
+
+async def read_loads(sources: Iterable[Source]) -> dict[str, Load]:
+    """All sources at once; of an engine that several name, the first that knows a number gives it."""
+    merged: dict[str, Load] = {}
+    for source in sources:
+        for engine, load in (await source()).items():
+            known = merged.get(engine, Load())
+            merged[engine] = Load(
+                load.requests if known.requests is None else known.requests,
+                load.decode_tokens if known.decode_tokens is None else known.decode_tokens,
+            )
+    return merged
+
+
+def growth(before: Loads, after: Loads) -> dict[str, Load]:
+    """What was served between two readings; a counter that fell, as of an engine that was restarted, is not known."""
+    nothing = Load(0.0, 0.0)
+    return {
+        engine: Load(
+            _grown(before.get(engine, nothing).requests, load.requests),
+            _grown(before.get(engine, nothing).decode_tokens, load.decode_tokens),
+        )
+        for engine, load in after.items()
+    }
+
+
+def _grown(before: float | None, after: float | None) -> float | None:
+    first = before or 0.0  # a counter with labels appears with its first count
+    return None if after is None or after < first else after - first

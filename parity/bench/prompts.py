@@ -1,0 +1,91 @@
+"""Prompts of random ids, and random images: new at every rollout, and of one distribution in every mode."""
+
+from __future__ import annotations
+
+import base64
+import struct
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from parity.bench.config import Workload
+from parity.errors import UsageError
+from rollout_patch import SampleRequest
+
+ROUTING_KEY = "X-SMG-Routing-Key"
+"""The header by which a router with sticky policies keeps the requests of a group on one engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """The ids that prompts are made of.
+
+    Attributes:
+        size: Ids are below it.
+        special: Ids that no prompt holds, but for placeholders.
+        image: The ids that stand for one image; empty where the model takes none.
+    """
+
+    size: int
+    special: frozenset[int] = frozenset()
+    image: tuple[int, ...] = ()
+
+
+def vocabulary_of(config: Mapping[str, Any]) -> Vocabulary | None:
+    """The vocabulary by a model's `config.json`, or by any object with `vocab_size`; `None` where it says nothing."""
+    texts = [part for part in (config.get("text_config"), config) if isinstance(part, Mapping)]
+    size = next((part["vocab_size"] for part in texts if type(part.get("vocab_size")) is int), 0)
+    named = {name: value for part in texts for name, value in part.items() if name.endswith("_token_id")}
+    special: set[int] = set()
+    for value in named.values():
+        special.update(one for one in (value if isinstance(value, list) else [value]) if type(one) is int)
+    image = [named.get(f"{name}_token_id") for name in ("vision_start", "image", "vision_end")]
+    placeholder = tuple(one for one in image if type(one) is int) if type(image[1]) is int else ()
+    return Vocabulary(size, frozenset(special), placeholder) if size > 0 else None
+
+
+def requests(workload: Workload, vocabulary: Vocabulary, rng: np.random.Generator) -> Iterator[SampleRequest]:
+    """What the samples of each group ask for, one group at a time; the shared prefix is drawn first.
+
+    Raises:
+        UsageError: The model takes no images, or their placeholders do not fit into a prompt.
+    """
+    if workload.images and not vocabulary.image:
+        raise UsageError("--images: the model's config names no image_token_id, so it takes no images")
+    placeholders = vocabulary.image * workload.images
+    plain = workload.prompt_tokens - len(placeholders)
+    if plain < 1:
+        raise UsageError(
+            f"--prompt-tokens {workload.prompt_tokens}: placeholders of {workload.images} images take "
+            f"{len(placeholders)}, and a prompt holds 1 id more at least"
+        )
+    allowed = np.setdiff1d(np.arange(vocabulary.size), np.fromiter(vocabulary.special, np.int64, -1))
+    if allowed.size < 2:
+        raise UsageError(f"a vocabulary of {vocabulary.size} ids leaves {allowed.size} for prompts")
+    params = {"temperature": 1.0, "max_new_tokens": workload.new_tokens, "ignore_eos": True}
+    shared = rng.choice(allowed, round(workload.shared_prefix * plain)).tolist()
+    tag = int(rng.integers(1 << 48))
+    for group in range(workload.groups):
+        own = rng.choice(allowed, plain - len(shared)).tolist()
+        yield SampleRequest(
+            params,
+            input_ids=[*shared, *placeholders, *own],
+            media={"image_data": [random_image(workload.image_side, rng) for _ in range(workload.images)]},
+            options={"return_logprob": True},
+            headers={ROUTING_KEY: f"bench-{tag:x}-{group}"},
+        )
+
+
+def random_image(side: int, rng: np.random.Generator) -> str:
+    """A square RGB image of noise as base64 of a PNG, not compressed, since noise is not compressible."""
+    rows = np.zeros((side, 1 + 3 * side), np.uint8)  # each row begins with its filter, 0 for none
+    rows[:, 1:] = rng.integers(0, 256, (side, 3 * side), np.uint8)
+    header = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
+    parts = ((b"IHDR", header), (b"IDAT", zlib.compress(rows.tobytes(), 0)), (b"IEND", b""))
+    chunks = (
+        struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body)) for kind, body in parts
+    )
+    return base64.b64encode(b"\x89PNG\r\n\x1a\n" + b"".join(chunks)).decode()

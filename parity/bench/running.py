@@ -1,0 +1,272 @@
+"""A whole benchmark: engines started or found, warm-up, modes taking turns, loads read around each rollout."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+
+from parity.bench.config import BenchConfig, Mode
+from parity.bench.loads import AccessLog, Load, Source, growth, metrics_source, read_loads
+from parity.bench.measuring import Measurement, measure
+from parity.bench.prompts import Vocabulary, requests, vocabulary_of
+from parity.engine import EngineClient, EngineProcess, Fleet, RemoteEngine, open_engine
+from parity.errors import EngineError, InputError, UsageError
+
+SETTLING_SECONDS = 2.0
+"""How long to wait for engines to have counted what they answered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """How far a benchmark is.
+
+    Attributes:
+        done: Samples that came back, over all rollouts.
+        total: Samples in all.
+        doing: The rollout that runs.
+        finished: It, once it is measured.
+    """
+
+    done: int
+    total: int
+    doing: str
+    finished: Measurement | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BenchResult:
+    """What was measured.
+
+    Attributes:
+        config: What was asked for.
+        engine: What the engine says of itself.
+        cache_emptied: Whether the prefix cache was emptied before each rollout.
+        rollouts: Every measured one, in the order they ran.
+    """
+
+    config: BenchConfig
+    engine: dict[str, Any]
+    cache_emptied: bool
+    rollouts: tuple[Measurement, ...]
+
+    def of(self, policy: str | None, mode: str) -> list[Measurement]:
+        """The rollouts of one mode under one policy, by repeat."""
+        return sorted(
+            (one for one in self.rollouts if (one.policy, one.mode) == (policy, mode)), key=lambda one: one.repeat
+        )
+
+
+def run_bench(
+    config: BenchConfig,
+    model_path: Path | None,
+    log_dir: Path,
+    *,
+    vocabulary: int | None = None,
+    sources: Sequence[Source] = (),
+    control: bool = False,
+    progress: Callable[[Step], object] = lambda step: None,
+    starting: Callable[[float, str], None] | None = None,
+) -> BenchResult:
+    """Measures every mode, under every policy, and stops what it started.
+
+    The modes of a repeat run one after another in a random order. Every rollout has prompts of its own; where the
+    engine is under control its prefix cache is emptied before each as well.
+
+    Args:
+        config: What to measure.
+        model_path: The checkpoint to serve; by default one with random weights, of the shape of parity's own policy.
+        log_dir: Where engines' logs, and that checkpoint, go.
+        vocabulary: How many ids prompts may hold; asked of the engine by default.
+        sources: What counts the load of each engine of a deployment.
+        control: Whether the prefix cache of a deployment may be emptied.
+        progress: Told of every group that is done and every rollout that is measured.
+        starting: Told about once a second while an engine starts.
+
+    Raises:
+        UsageError: The parts of `config` do not go together, or the vocabulary is not known.
+        EngineError: An engine did not start or answer, or nothing came back for a rollout.
+    """
+    config.validate()
+    rounds = _rounds(config)
+    total = config.rollouts * config.workload.samples * max(1, len(config.routers))
+    done, measured = 0, list[Measurement]()
+    info: dict[str, Any] = {}
+    if model_path is None and "://" not in config.engine:
+        model_path = _random_model(config, log_dir)
+    for policy in config.routers or (None,):
+        engine = open_engine(
+            config.engine,
+            model_path or Path(),
+            log_dir / (policy or "engine"),
+            control=control,
+            progress=starting,
+            workers=config.workers,
+            router=policy,
+        )
+        try:
+
+            def tell(count: int, doing: str, finished: Measurement | None) -> None:
+                nonlocal done
+                done += count
+                progress(Step(done, total, doing, finished))
+
+            target = _Target(engine, policy, sources, model_path, vocabulary, control)
+            rows, info = asyncio.run(target.measure_all(config, rounds, tell))
+            measured += rows
+        finally:
+            engine.stop()
+    return BenchResult(config, info, target.flushes, tuple(measured))
+
+
+def _rounds(config: BenchConfig) -> list[tuple[int, Mode]]:
+    """Which mode runs when: each once a repeat, in a random order; repeats below 0 are warm-up."""
+    rng = np.random.default_rng([config.seed, 0])
+    return [
+        (repeat, config.modes[at])
+        for repeat in range(-config.warm_up, config.repeats)
+        for at in rng.permutation(len(config.modes))
+    ]
+
+
+def _random_model(config: BenchConfig, directory: Path) -> Path:
+    """A checkpoint with random weights and room for prompt and response: what is sampled does not matter here."""
+    from parity.training.policy import build_policy, policy_config, save_policy
+
+    if config.workload.images:
+        raise UsageError("--images needs --model-path: a checkpoint that takes images")
+    room = config.workload.prompt_tokens + config.workload.new_tokens + 16
+    return save_policy(build_policy(0, policy_config(max_position_embeddings=room)), directory / "model")
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """One launch, or a deployment that is there."""
+
+    engine: EngineProcess | Fleet | RemoteEngine
+    policy: str | None
+    given: Sequence[Source]
+    model_path: Path | None
+    vocabulary: int | None
+    control: bool
+
+    @property
+    def flushes(self) -> bool:
+        return self.control or not isinstance(self.engine, RemoteEngine)
+
+    @property
+    def processes(self) -> tuple[EngineProcess, ...]:
+        """The engines, and the router after them."""
+        if isinstance(self.engine, Fleet):
+            return (*self.engine.workers, self.engine.router)
+        return (self.engine,) if isinstance(self.engine, EngineProcess) else ()
+
+    def sources(self) -> list[Source]:
+        """Of a fleet the counters of each worker, and its access log where those do not count requests."""
+        workers = self.engine.workers if isinstance(self.engine, Fleet) else ()
+        own = [metrics_source(worker.url, worker.engine_id) for worker in workers]
+        logs: list[Source] = [AccessLog(worker.log_path, worker.engine_id) for worker in workers]
+        return [*self.given, *own, *logs]
+
+    async def measure_all(
+        self,
+        config: BenchConfig,
+        rounds: Sequence[tuple[int, Mode]],
+        tell: Callable[[int, str, Measurement | None], None],
+    ) -> tuple[list[Measurement], dict[str, Any]]:
+        """Every rollout of this launch, and what the engine says of itself."""
+        sources, rows = self.sources(), []
+        pids = [process.pid for process in self.processes if process.pid is not None]
+        async with AsyncExitStack() as stack:
+            client = await stack.enter_async_context(EngineClient(self.engine.url, self.engine.engine_id))
+            controller = await stack.enter_async_context(self.engine.client())
+            if not await client.health():
+                raise EngineError(f"no engine answers at {self.engine.url}/health")
+            info = await _said(client)
+            vocabulary = self._vocabulary(info)
+            for repeat, mode in rounds:
+                name = f"repeat {repeat + 1} of {config.repeats}" if repeat >= 0 else "warm-up"
+                doing = f"{f'{self.policy}, ' if self.policy else ''}{mode.name}, {name}"
+                if self.flushes:
+                    await controller.flush_cache()
+                seed = [config.seed, 1, repeat + config.warm_up, config.modes.index(mode)]
+                groups = requests(config.workload, vocabulary, np.random.default_rng(seed))
+                before = await read_loads(sources)
+                row = await measure(
+                    client,
+                    mode,
+                    groups,
+                    config.workload,
+                    repeat=repeat,
+                    pids=pids,
+                    done=lambda count, doing=doing: tell(count, doing, None),  # type: ignore[misc]
+                )
+                if not row.samples:
+                    raise EngineError(f"{doing}: nothing came back; {row.failure}")
+                loads = await _settled(sources, before, row.requests)
+                row = replace(row, engines=loads, policy=self.policy)
+                tell(0, doing, row)
+                if repeat >= 0:
+                    rows.append(row)
+        return rows, info
+
+    def _vocabulary(self, info: dict[str, Any]) -> Vocabulary:
+        """By the model's config where it can be read, else by what the engine says, else by what the user says.
+
+        Raises:
+            UsageError: Nobody says.
+        """
+        if self.vocabulary is not None and self.vocabulary < 2:
+            raise UsageError(f"--vocabulary is {self.vocabulary}: expected 2 or more")
+        path = self.model_path or Path(str(info.get("model_path")))
+        found = vocabulary_of(_read_config(path)) or vocabulary_of(info)
+        if self.vocabulary is not None:
+            return replace(found or Vocabulary(0), size=self.vocabulary)
+        if found is None:
+            raise UsageError(
+                f"{self.engine.url} does not say how many tokens its model knows, and {path / 'config.json'} is not "
+                "here to be read: say it with --vocabulary"
+            )
+        return found
+
+
+async def _said(client: EngineClient) -> dict[str, Any]:
+    """What the engine says of its model and of itself, as far as a report needs it."""
+    said = {**await client.server_info(), **await client.model_info()}
+    names = ("model_path", "model_type", "version", "engine", "dtype", "vocab_size", "weight_version")
+    return {name: said[name] for name in names if name in said}
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    """A checkpoint's `config.json`; empty where there is none here.
+
+    Raises:
+        InputError: It is there, and no JSON object.
+    """
+    file = path / "config.json"
+    try:
+        config = orjson.loads(file.read_bytes())
+    except OSError:
+        return {}
+    except orjson.JSONDecodeError as error:
+        raise InputError(f"{file}: not JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise InputError(f"{file}: expected an object")
+    return config
+
+
+async def _settled(sources: Sequence[Source], before: dict[str, Load], sent: int) -> dict[str, Load]:
+    """What each engine served since, read until all requests are counted or for `SETTLING_SECONDS`."""
+    until = time.monotonic() + SETTLING_SECONDS
+    while True:
+        loads = growth(before, await read_loads(sources))
+        if sum(load.requests or 0 for load in loads.values()) >= sent or not loads or time.monotonic() > until:
+            return loads
+        await asyncio.sleep(0.1)

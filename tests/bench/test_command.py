@@ -1,0 +1,176 @@
+"""`parity bench` as a command, and its file."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import orjson
+import pytest
+from click.testing import CliRunner, Result
+from paced_worker import paced_workers
+from toy_engine import toy_engine
+
+from parity.bench.files import read_bench
+from parity.cli import cli
+from parity.errors import InputError, ParityError
+
+DATA = Path(__file__).parents[1] / "data"
+SMALL = ["--groups", "4", "--group-size", "2", "--prompt-tokens", "6", "--new-tokens", "3", "--repeats", "2"]
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, ["bench", *arguments])
+
+
+@pytest.fixture
+def worker():
+    with paced_workers(1) as (one,):
+        yield one
+
+
+def test_a_url_is_measured_and_everything_is_written(worker, tmp_path):
+    result = run(worker.url, *SMALL, "--mode", "per-sample", "native", "chunk=1", "--out", str(tmp_path), "--json")
+    assert result.exit_code == 0, result.output
+    content = orjson.loads(result.stdout)
+    assert orjson.loads((tmp_path / "bench.json").read_bytes()) == content
+    assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
+    assert {one["mode"]: one["requests"] for one in content["summaries"]} == {
+        "per-sample": 8,
+        "native": 4,
+        "chunk=1": 8,
+    }
+    ratios = {(one["mode"], one["metric"]): one["ratio"] for one in content["ratios"]}
+    assert (ratios["native", "requests"], ratios["chunk=1", "requests"]) == pytest.approx((0.5, 1.0))
+    assert worker.requests == 3 * (8 + 4 + 8)  # warm-up included
+
+
+def test_the_tables_name_what_was_measured_and_what_was_not(worker, tmp_path):
+    result = run(worker.url, *SMALL, "--counts", worker.url, "--out", str(tmp_path))
+    assert result.exit_code == 0, result.output
+    for words in ("per-sample", "batched", "native", "ratio to per-sample", "decode tokens", "4 groups x 2 samples"):
+        assert words in result.output
+    assert re.search(r"not compared: engine CPU", result.output)
+    assert "load of each engine" not in result.output
+
+
+def test_a_benchmark_is_compared_with_an_earlier_one(worker, tmp_path):
+    assert run(worker.url, *SMALL, "--out", str(tmp_path / "a"), "--quiet").exit_code == 0
+    earlier = str(tmp_path / "a" / "bench.json")
+    result = run(worker.url, *SMALL, "--out", str(tmp_path / "b"), "--compare", earlier, "--json", "--quiet")
+    compared = orjson.loads(result.stdout)["compared"]
+    assert {one["baseline"] for one in compared} == {"per-sample earlier", "batched earlier", "native earlier"}
+    assert [one["ratio"] for one in compared if one["metric"] == "requests"] == pytest.approx([1, 1, 1])
+    other = run(worker.url, *SMALL, "--new-tokens", "4", "--compare", earlier)
+    assert "new_tokens was 3 and is 4" in str(other.exception)
+
+
+def test_what_is_read_back_is_what_was_measured(worker, tmp_path):
+    run(worker.url, *SMALL, "--out", str(tmp_path), "--counts", worker.url)
+    result = read_bench(tmp_path / "bench.json")
+    assert [mode.name for mode in result.config.modes] == ["per-sample", "batched", "native"]
+    assert len(result.rollouts) == 6
+    assert {load.decode_tokens for one in result.rollouts for load in one.engines.values()} == {4 * 2 * 3}
+
+
+def change(content, path, value):
+    *parents, last = path
+    for key in parents:
+        content = content[key]
+    if value is None:
+        del content[last]
+    else:
+        content[last] = value
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        (["format"], 2, "no benchmark of format 1"),
+        (["rollouts"], [], "no rollouts"),
+        (["rollouts"], {}, "rollouts: expected list"),
+        (["rollouts", 1, "seconds"], None, "rollout 1: seconds is missing"),
+        (["rollouts", 1, "seconds"], "1", "rollout 1, seconds: expected float"),
+        (["rollouts", 1, "samples"], -1, "rollout 1, samples: expected int"),
+        (["rollouts", 1, "samples"], True, "rollout 1, samples: expected int"),
+        (["rollouts", 0, "request_seconds", "p50"], [], "request_seconds.p50: expected float"),
+        (["rollouts", 0, "engines"], {"a": 3}, "engines.a: expected an object"),
+        (["config", "workload", "groups"], None, "workload: groups is missing"),
+        (["config", "modes"], ["natif"], "no mode 'natif'"),
+    ],
+)
+def test_a_file_that_is_no_benchmark_is_refused_by_place(path, value, said, worker, tmp_path):
+    run(worker.url, *SMALL, "--out", str(tmp_path))
+    file = tmp_path / "bench.json"
+    read_bench(file)  # the control
+    content = orjson.loads(file.read_bytes())
+    change(content, path, value)
+    file.write_bytes(orjson.dumps(content))
+    with pytest.raises(ParityError, match=re.escape(said)):
+        read_bench(file)
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"{", b"\xff"])
+def test_a_file_that_is_no_json_object_is_refused(content, tmp_path):
+    (tmp_path / "bench.json").write_bytes(content)
+    with pytest.raises(InputError, match=r"bench\.json"):
+        read_bench(tmp_path / "bench.json")
+
+
+def drop_one(payload, outputs):
+    if len(outputs) > 1:
+        outputs.pop()
+
+
+def test_unequal_work_is_an_exit_code_and_no_ratio_of_time(tmp_path):
+    for lie, code in ((lambda *_: None, 0), (drop_one, 3)):
+        with toy_engine(lie=lie) as engine:
+            result = run(
+                engine.url, *SMALL, "--mode", "per-sample", "native", "--vocabulary", "50", "--out", str(tmp_path)
+            )
+        assert result.exit_code == code, result.output
+    assert "4 samples came back, 8 were asked for" in " ".join(result.output.split())
+
+
+def test_logs_and_counters_alone_are_counted():
+    pages = [str(DATA / "sglang-0.5.23.metrics.txt"), str(DATA / "sglang-router-0.3.2.metrics.txt")]
+    result = run("--counts", *pages, "--json")
+    assert result.exit_code == 0, result.output
+    loads = orjson.loads(result.stdout)
+    assert loads["sglang-0.5.23.metrics"] == {"requests": 3.0, "decode_tokens": 128.0}
+    assert loads["127.0.0.1:43007"] == {"requests": 4.0, "decode_tokens": None}
+    assert "not compared" in run("--counts", pages[1]).output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["http://127.0.0.1:1", "--engine", "embedded"], "not both"),
+        (["localhost:30000"], "is no URL"),
+        (["http://127.0.0.1:1", "--workers", "2"], "a URL is used as it is"),
+        (["--mode", "natif"], "no mode 'natif'"),
+        (["http://127.0.0.1:1", "--compare", "gone.json"], "gone.json: cannot be read"),
+        (["http://127.0.0.1:9"], "no engine answers at http://127.0.0.1:9/health"),
+    ],
+)
+def test_what_cannot_be_measured_is_said(arguments, said):
+    assert said in str(run(*arguments).exception)
+
+
+def test_an_engine_that_does_not_say_its_vocabulary_needs_it_said():
+    with toy_engine() as engine:
+        assert "say it with --vocabulary" in str(run(engine.url, *SMALL).exception)
+
+
+def test_engines_behind_the_real_router_are_started_measured_and_counted(tmp_path):
+    result = run(
+        *("--engine", "embedded", "--workers", "2", "--router", "round_robin", *SMALL, "--warm-up", "0"),
+        *("--mode", "per-sample", "native", "--out", str(tmp_path), "--json"),
+    )
+    assert result.exit_code == 0, result.output
+    for one in orjson.loads(result.stdout)["summaries"]:
+        assert one["policy"] == "round_robin"
+        assert one["engine_cpu"] > 0
+        assert one["uncounted_requests"] == 0
+        assert sum(load["decode_tokens"] for load in one["engines"].values()) == 2 * 4 * 2 * 3
+        assert one["request_spread"]["cv"] == 0
