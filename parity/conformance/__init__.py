@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import aiohttp
 
-from parity.conformance import answers, phases, refusals, weights
+from parity.conformance import answers, images, phases, refusals, weights
 from parity.conformance.known import SGLANG, known_deviations
 from parity.conformance.probe import Broken, Case, NotCompared, Probe, about
 from parity.contract_checks import Rules, check_exchanges
@@ -28,7 +28,10 @@ SHOWN = 5
 
 CASES: tuple[Case, ...] = tuple(
     # what may end the engine comes last, so that it costs no other case
-    sorted((*answers.CASES, *refusals.CASES, *phases.CASES, *weights.CASES), key=lambda case: case.destructive)
+    sorted(
+        (*answers.CASES, *refusals.CASES, *images.CASES, *phases.CASES, *weights.CASES),
+        key=lambda case: case.destructive,
+    )
 )
 """Every case, in the order in which it is run."""
 
@@ -150,6 +153,7 @@ def _breaches(case: Case, probe: Probe, broken: Broken | None) -> list[Finding]:
     rules = Rules(
         context_length=probe.about.context_length,
         vocab_size=probe.about.vocab_size,
+        media_placeholders=frozenset(filter(None, [probe.about.image_pad])),
         partial_versions=case.partial_versions,
     )
     exempt = case.exempt | {"exchange_status"}

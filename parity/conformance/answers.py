@@ -159,7 +159,8 @@ async def logprobs_greedy(probe: Probe) -> None:
     expect("output_token_logprobs", [row[0] for row in triples_of(output)], likeliest, "log-probs of what was taken")
 
 
-def _near(field: str, observed: list[float], expected: list[float], what: str) -> None:
+def near(field: str, observed: list[float], expected: list[float], what: str) -> None:
+    """Raises `Broken` unless log-probs differ by no more than `TOLERANCE` on average."""
     apart = fmean(abs(a - b) for a, b in zip(observed, expected, strict=True))
     require(field, apart <= TOLERANCE, f"<= {TOLERANCE} nats", apart, what)
 
@@ -171,7 +172,7 @@ async def logprobs_untruncated(probe: Probe) -> None:
     whole = {token: value for value, token, *_ in _first_top_logprobs(free)}
     ((value, token, *_),) = triples_of(truncated)
     require("output_ids", token in whole, sorted(whole), token, "an id that top_k = 2 does not leave")
-    _near("output_token_logprobs", [value], [whole[token]], "log-prob with top_k = 2 against that without")
+    near("output_token_logprobs", [value], [whole[token]], "log-prob with top_k = 2 against that without")
 
 
 async def logprobs_at_temperature(probe: Probe) -> None:
@@ -182,7 +183,7 @@ async def logprobs_at_temperature(probe: Probe) -> None:
         best, second = _first_top_logprobs(output)
         gaps.append(best[0] - second[0])
     what = "gap of the two likeliest at temperature 0.5 against twice that at 1"
-    _near("output_top_logprobs", [gaps[1]], [2 * gaps[0]], what)
+    near("output_top_logprobs", [gaps[1]], [2 * gaps[0]], what)
 
 
 def _first_top_logprobs(output: Output) -> list[Any]:
@@ -199,7 +200,7 @@ async def logprobs_recomputed(probe: Probe) -> None:
     (scored,) = await probe.ask([*PROMPT, *ids_of(sampled)], {"max_new_tokens": 1}, logprob_start_len=0)
     again = [row[0] for row in triples_of(scored, "input_token_logprobs")[len(PROMPT) :]]
     expect("input_token_logprobs", len(again), 24, "prompt log-probs after the prompt")
-    _near("output_token_logprobs", [row[0] for row in triples_of(sampled)], again, "mean distance")
+    near("output_token_logprobs", [row[0] for row in triples_of(sampled)], again, "mean distance")
 
 
 async def _prompt_logprobs(prompt: object, params: dict[str, Any], probe: Probe) -> None:
@@ -211,7 +212,7 @@ async def _prompt_logprobs(prompt: object, params: dict[str, Any], probe: Probe)
         first = rows[0][0] if rows else "nothing"
         expect("input_token_logprobs", first, None, "log-prob of the first prompt token")
         expect("input_token_logprobs", [row[1] for row in rows], list(PROMPT), "ids")
-        _near("input_token_logprobs", [r[0] for r in rows[1:]], [r[0] for r in expected[1:]], "against asked alone")
+        near("input_token_logprobs", [r[0] for r in rows[1:]], [r[0] for r in expected[1:]], "against asked alone")
 
 
 async def prompt_logprobs_part(probe: Probe) -> None:
@@ -219,7 +220,7 @@ async def prompt_logprobs_part(probe: Probe) -> None:
     (whole,), (part,) = [await probe.ask(PROMPT, logprob_start_len=start) for start in (0, 6)]
     tail, rows = triples_of(whole, "input_token_logprobs")[7:], triples_of(part, "input_token_logprobs")[1:]
     expect("input_token_logprobs", [row[1] for row in rows], [row[1] for row in tail], "ids after the first")
-    _near("input_token_logprobs", [row[0] for row in rows], [row[0] for row in tail], "against the whole")
+    near("input_token_logprobs", [row[0] for row in rows], [row[0] for row in tail], "against the whole")
 
 
 # --- stops

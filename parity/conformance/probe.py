@@ -21,6 +21,9 @@ SHORT, MIDDLE = range(5, 10), range(7, 15)
 TEXT = "Hello world"
 TOKENS = 12
 
+IMAGE_TEXTS = {"qwen2_5_vl": ("<|vision_start|><|image_pad|><|vision_end|>", "<|image_pad|>")}
+"""What stands for an image in a prompt of text, and the token in it that is the image's, by the type of the model."""
+
 T = TypeVar("T")
 Output = dict[str, Any]
 
@@ -73,7 +76,8 @@ class About:
     """What the engine says of itself; `None` for what it does not say.
 
     `context_length` and `vocab_size` are in tokens, `max_running` in sequences. `sglang` is the version, where the
-    engine is the real SGLang.
+    engine is the real SGLang. `image_text` stands for an image in a text, where the engine takes images and its model
+    is known, and `image_pad` is the token in it that becomes the image's.
     """
 
     context_length: int | None = None
@@ -84,6 +88,8 @@ class About:
     takes_text: bool = True
     sglang: str | None = None
     prefix_cache: bool = True
+    image_text: str | None = None
+    image_pad: str | None = None
 
 
 async def call(
@@ -113,6 +119,9 @@ async def about(client: EngineClient, session: aiohttp.ClientSession) -> About:
     """
     info, can = await client.server_info(), await client.capabilities()
     _, models = await call(session, "GET", f"{client.url}/v1/models")
+    _, model = await call(session, "GET", f"{client.url}/model_info")
+    sees = isinstance(model, dict) and model.get("has_image_understanding") is True
+    image_text, image_pad = IMAGE_TEXTS.get(str(model.get("model_type")), (None, None)) if sees else (None, None)
     sources = [
         info,
         _first(info.get("internal_states")),
@@ -135,6 +144,8 @@ async def about(client: EngineClient, session: aiohttp.ClientSession) -> About:
         takes_text=info.get("skip_tokenizer_init") is not True,
         sglang=info["version"] if real else None,
         prefix_cache=info.get("disable_radix_cache") is not True,
+        image_text=image_text,
+        image_pad=image_pad,
     )
 
 

@@ -21,7 +21,8 @@ from parity.conformance.probe import (
 )
 
 
-async def _refused(body: dict[str, Any], probe: Probe) -> None:
+async def refused(body: dict[str, Any], probe: Probe) -> None:
+    """Expects status 400 with a reason, and an engine that goes on."""
     exchange = await probe.send(body)
     expect("status", exchange.status, 400, f"status of {str(exchange.response)[:200]!r}")
     error = exchange.response.get("error") if isinstance(exchange.response, dict) else None
@@ -85,7 +86,7 @@ async def _too_long(list_first: bool, probe: Probe) -> None:
     if probe.about.context_length is None:
         raise NotCompared("the engine does not say how long its context is")
     prompt = [5] * (probe.about.context_length + 100)
-    await _refused(request([PROMPT, prompt] if list_first else prompt, {"n": None if list_first else 2}), probe)
+    await refused(request([PROMPT, prompt] if list_first else prompt, {"n": None if list_first else 2}), probe)
 
 
 async def body_broken(probe: Probe) -> None:
@@ -115,18 +116,18 @@ async def top_level_n(probe: Probe) -> None:
 
 async def id_outside_vocabulary(probe: Probe) -> None:
     """A token id outside the vocabulary is refused."""
-    await _refused(request([*PROMPT, 2**31 - 1]), probe)
+    await refused(request([*PROMPT, 2**31 - 1]), probe)
 
 
 async def id_negative(probe: Probe) -> None:
     """A negative token id is refused."""
-    await _refused(request([*PROMPT, -1]), probe)
+    await refused(request([*PROMPT, -1]), probe)
 
 
 _ODD = frozenset({"exchange_request_honoured", "exchange_output_count"})
 
 CASES: tuple[Case, ...] = (
-    *(Case(name, rule, partial(_refused, body)) for name, rule, body in _BAD),
+    *(Case(name, rule, partial(refused, body)) for name, rule, body in _BAD),
     Case("prompt_too_long", "A prompt longer than the context is refused", partial(_too_long, False)),
     Case("prompt_too_long_in_list", "A list with a prompt too long is refused whole", partial(_too_long, True)),
     Case("n_zero", "n = 0 is refused, or answered by one sample", partial(_odd_n, 0), exempt=_ODD),

@@ -15,7 +15,7 @@ import pytest
 from aiohttp import web
 
 from parity.engine import EngineProcess
-from parity.training.policy import build_policy, policy_config, save_policy
+from parity.training.policy import build_policy, image_policy_config, policy_config, save_policy
 
 RUNNING = 12
 Answer = tuple[int, Any]
@@ -36,8 +36,19 @@ class Fault:
 @pytest.fixture(scope="session")
 def checked_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of an embedded engine that runs 12 sequences at once, context 1024."""
-    directory = tmp_path_factory.mktemp("engine")
-    config = policy_config(max_position_embeddings=1024)
+    with _engine(policy_config(max_position_embeddings=1024), tmp_path_factory.mktemp("engine")) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def seeing_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of one that takes images, context 256."""
+    with _engine(image_policy_config(), tmp_path_factory.mktemp("engine")) as url:
+        yield url
+
+
+@contextmanager
+def _engine(config: Any, directory: Path) -> Iterator[str]:
     checkpoint = save_policy(build_policy(1, config), directory / "policy")
 
     def command(port: int) -> list[str]:
@@ -53,6 +64,12 @@ def checked_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def through(checked_engine: str) -> Callable[[Fault], AbstractContextManager[tuple[str, list[str]]]]:
     """`through(fault)`: a context of a proxy's URL, and the methods and paths that it was asked for."""
     return lambda fault: _proxy(checked_engine, fault)
+
+
+@pytest.fixture(scope="session")
+def through_seeing(seeing_engine: str) -> Callable[[Fault], AbstractContextManager[tuple[str, list[str]]]]:
+    """The same for the one that takes images."""
+    return lambda fault: _proxy(seeing_engine, fault)
 
 
 @contextmanager
