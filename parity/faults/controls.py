@@ -8,7 +8,7 @@ from typing import Any
 from parity.exchanges import Exchange
 from parity.faults.clean import CAP, FIRST_WORD, SIZE, STOP, clean_exchanges, groups_of, output_of, step_metrics
 from parity.faults.curves import each_run, scale
-from parity.faults.edits import abort, copy_output, normalise, rewrite
+from parity.faults.edits import abort, copy_output, normalise, rewrite, show_image
 from parity.faults.scenes import DRAWS, ROLLOUT, RUNS, TRACKER, TWIN, WIRE, Control, Runs, Scene
 from parity.faults.wire import stream
 from parity.samples import Sample
@@ -219,6 +219,7 @@ def _counted(runs: Runs) -> None:
 
 CONTROLS = (
     Control("sound-wire", "sound answers", WIRE, _as_it_is),
+    Control("sound-image", "a prompt that grows by the tokens of its image", WIRE, show_image(tokens=4, more=0)),
     Control("sound-rollout", "a sound rollout with media", ROLLOUT, _as_it_is),
     Control("sound-twin", "a sound twin", TWIN, _as_it_is),
     Control("sound-records", "metrics of the samples", TRACKER, _as_it_is),

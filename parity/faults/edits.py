@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from parity.faults.clean import advantages_of, groups_of, log_probs_of, reward_of
+from parity.faults.clean import MEDIUM, advantages_of, groups_of, log_probs_of, reward_of
 from parity.faults.scenes import Plant, Scene
 from parity.samples import Sample
 
@@ -25,6 +26,19 @@ def in_turn(*changes: Plant) -> Plant:
     def plant(scene: Any) -> None:
         for change in changes:
             change(scene)
+
+    return plant
+
+
+def show_image(tokens: int, more: int) -> Plant:
+    """The first group's prompt begins with an image of so many tokens, and is counted with `more` that are of none."""
+
+    def plant(scene: Scene) -> None:
+        first = scene.exchanges[0]
+        ids = [MEDIUM, *first.request["input_ids"]]
+        scene.exchanges[0] = replace(first, request={**first.request, "input_ids": ids, "image_data": [["a"]]})
+        for body in first.response:
+            body["meta_info"].update(prompt_tokens=len(ids) - 1 + tokens + more, image_tokens=tokens)
 
     return plant
 

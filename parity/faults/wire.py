@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from parity.faults.clean import CAP, FIRST_WORD, MEDIUM, SIZE, STOP
-from parity.faults.edits import in_turn
+from parity.faults.edits import in_turn, show_image
 from parity.faults.scenes import WIRE, Fault, Plant, Scene
 
 Body = dict[str, Any]
@@ -299,6 +299,10 @@ FAULTS = tuple(
             lambda scene: _ask({"image_data": ["a", "b"], "input_ids": [MEDIUM, *scene.exchanges[0].request[
                 "input_ids"][1:]]})(scene),
             "exchange_request_honoured", 1, (),
+        ),
+        (
+            "image-prompt-encoded-again", "sgl-project/sglang#26555", "engine", "ids around an image are encoded again",
+            show_image(tokens=4, more=2), "exchange_output_order", 1, (),
         ),
         (
             "n-beside-params", "sgl-project/sglang 0.5.23", "patch", "n stands beside sampling_params and is ignored",
