@@ -6,6 +6,7 @@ Only matplotlib's objects are used, never pyplot: no state is shared and no disp
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,9 +22,10 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 from scipy import stats
 
-from parity.findings import Level
+from parity.findings import Finding, Level
 from parity.metrics import Curve, align
 from parity.reports.document import ADVANTAGE, ROUNDING, Report
+from parity.reports.text import in_log
 from parity.reports.words import Say, english
 
 BASELINE, EXPERIMENT = "#0072B2", "#D55E00"
@@ -134,7 +136,8 @@ def _picture(
     content = io.BytesIO()
     figure.savefig(content, format="png", metadata={"Software": None})
     lacking = [label for metric, label in panels if (metric, label) not in known]
-    caption = _caption(arms, banded, lacking, say)
+    held = any(_margin(report, arms, metric) for metric, _ in shown)
+    caption = _caption(arms, banded, held, lacking, say)
     if known != shown:
         caption += " " + say("The mean advantage is 0 by construction, up to rounding, so not drawn.")
     return Picture(file_name, title(say), caption, content.getvalue())
@@ -169,6 +172,8 @@ def _panel(axis: Axes, report: Report, arms: Mapping[str, Sequence[str]], metric
             _draw_marks(axis, report, curve, colour)
         if curves and not alone:
             _draw_mean(axis, metric, curves, colour, dashes, banded)
+        if curves and arm == report.baseline and (held := _margin(report, arms, metric)):
+            _draw_margin(axis, curves, held)
     first = _first_difference(report, arms)
     if first is not None:
         axis.axvline(first, color="0.2", linestyle=":", linewidth=1.2)
@@ -191,6 +196,25 @@ def _draw_mean(axis: Axes, metric: str, curves: Sequence[Curve], colour: str, da
         half = stats.t.ppf((1 + BAND_LEVEL) / 2, number - 1) * error
         low = np.maximum(mean - half, 0) if metric in NOT_NEGATIVE else mean - half
         axis.fill_between(aligned.steps, low, mean + half, color=colour, alpha=0.15, linewidth=0)
+
+
+def _margin(report: Report, arms: Mapping[str, Sequence[str]], metric: str) -> Finding | None:
+    """The finding that holds a metric of these runs to a margin."""
+    if arms != report.compared_runs:
+        return None
+    of_metric = (finding for finding in report.findings if finding.where.field == metric)
+    return next((finding for finding in of_metric if isinstance(finding.evidence.get("margin"), (int, float))), None)
+
+
+def _draw_margin(axis: Axes, curves: Sequence[Curve], held: Finding) -> None:
+    """The margin around the mean of the baseline's runs."""
+    aligned = align(curves)
+    middle, margin = _finite(aligned.values).mean(axis=0), held.evidence["margin"]
+    factor = math.exp(margin)
+    low, high = (middle / factor, middle * factor) if in_log(held) else (middle - margin, middle + margin)
+    low = np.maximum(low, 0) if aligned.metric in NOT_NEGATIVE else low
+    inside, edge = (0.5, 0.5, 0.5, 0.1), (0.3, 0.3, 0.3, 0.6)
+    axis.fill_between(aligned.steps, low, high, facecolor=inside, edgecolor=edge, linestyle=":", linewidth=0.8)
 
 
 def _draw_marks(axis: Axes, report: Report, curve: Curve, colour: str) -> None:
@@ -228,6 +252,8 @@ def _legend(report: Report, arms: Mapping[str, Sequence[str]], metrics: Sequence
         handles.append(Line2D([], [], color="0.4", linewidth=0.8, label="one run"))
     if banded:
         handles.append(Patch(color="0.4", alpha=0.2, label=f"{100 * BAND_LEVEL:.0f} % interval over runs"))
+    if any(_margin(report, arms, metric) for metric in metrics):
+        handles.append(Patch(facecolor="0.95", edgecolor="0.4", linestyle=":", label="margin around the baseline"))
     names_drawn = {name for names in arms.values() for name in names}
     for kind in sorted({mark.kind for mark in report.marks if mark.run in names_drawn}):
         label = kind.replace("_", " ")
@@ -242,7 +268,7 @@ def _legend(report: Report, arms: Mapping[str, Sequence[str]], metrics: Sequence
     return handles
 
 
-def _caption(arms: Mapping[str, Sequence[str]], banded: bool, lacking: Sequence[str], say: Say) -> str:
+def _caption(arms: Mapping[str, Sequence[str]], banded: bool, held: bool, lacking: Sequence[str], say: Say) -> str:
     runs = say(" and ").join(say("{count} of {arm}", count=len(names), arm=arm) for arm, names in arms.items())
     parts = [say("Runs: {runs}; baseline solid, experiment dashed.", runs=runs)]
     if max(map(len, arms.values())) > 1:
@@ -252,6 +278,8 @@ def _caption(arms: Mapping[str, Sequence[str]], banded: bool, lacking: Sequence[
         parts.append(say(band, level=f"{100 * BAND_LEVEL:.0f}"))
     else:
         parts.append(say("No band: one over runs takes at least {runs} runs an arm.", runs=RUNS_FOR_BAND))
+    if held:
+        parts.append(say("The grey band is the margin, stated before the runs, around the baseline's mean."))
     if lacking:
         parts.append(say("Not recorded, so not drawn: {metrics}.", metrics="; ".join(map(say, lacking))))
     return " ".join(parts)

@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import chinese as chinese_words
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from scipy import stats
 
 from parity.findings import Finding, Level, Status, Where
 from parity.reports import html
-from parity.reports.document import RunRecord, build_report
+from parity.reports.document import Report, RunRecord, build_report
 from parity.samples import Rollout, Sample
 from parity.store import run_store
 
@@ -134,19 +136,20 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def directory(tmp_path_factory: pytest.TempPathFactory, report: Report) -> Path:
     """An experiment on disk with its page, in English and Chinese."""
     made = tmp_path_factory.mktemp("experiment")
     facts = {"baseline": ARMS[0], "experiment": ARMS[1], "commands": [HOSTILE[0][0]], "versions": {"x": HOSTILE[1][0]}}
-    report = build_report(facts, write_runs(made), FINDINGS)
+    twin = build_report(facts, write_runs(made), FINDINGS)
     weights = run_store(made, "native-seed0").checkpoint_path(STEPS)
     weights.mkdir()
     (weights / "tokenizer.json").write_text(json.dumps(TOKENIZER))
     for language in ("en", "zh"):
-        (made / f"{language}.html").write_bytes(html.render(report, html.gather(report, made), language))
-    step = max(len(packed) for packed in html.gather(report, made).packed.values())
-    (made / "short.html").write_bytes(html.render(report, html.gather(report, made, limit=3 * step)))
-    (made / "bare.html").write_bytes(html.render(report, html.Evidence()))
+        (made / f"{language}.html").write_bytes(html.render(twin, html.gather(twin, made), language))
+    step = max(len(packed) for packed in html.gather(twin, made).packed.values())
+    (made / "short.html").write_bytes(html.render(twin, html.gather(twin, made, limit=3 * step)))
+    (made / "pairs.html").write_bytes(html.render(report, html.Evidence()))
+    (made / "bare.html").write_bytes(html.render(twin, html.Evidence()))
     return made
 
 
@@ -357,6 +360,61 @@ def test_a_chart_is_read_by_keyboard(opened: Opener) -> None:
     assert figure.locator(".tip").inner_text().startswith("step 1\nper-sample-seed0 0.125")
     page.tab.keyboard.press("Enter")
     page.tab.wait_for_selector("h3 >> text=step 1, group 0")
+
+
+BANDS = """() => {
+  const lines = Object.entries(data.designs.paired).flatMap(([arm, runs]) => linesOf("rollout/raw_reward", arm, runs));
+  return bandsOf("rollout/raw_reward", "paired", lines);
+}"""
+
+
+def test_bands_are_the_margin_around_the_baseline_and_the_interval_over_runs(opened: Opener, report: Report) -> None:
+    page = opened("pairs")
+    page.go("#metrics")
+    bands = {band["kind"]: band for band in page.tab.evaluate(BANDS)}
+    values = {
+        side: np.array([report.curves[f"{arm}-seed{seed}"]["rollout/raw_reward"].values for seed in (1, 2, 3)])
+        for side, arm in zip(("baseline", "experiment"), ARMS, strict=True)
+    }
+    middle = values["baseline"].mean(axis=0)
+    assert bands.pop("margin")["low"] == pytest.approx(middle - 0.1)
+    for side, of_runs in values.items():
+        low, high = stats.t.interval(0.9, 2, of_runs.mean(axis=0), stats.sem(of_runs))
+        assert bands[f"interval {side}"]["low"] == pytest.approx(low)
+        assert bands[f"interval {side}"]["high"] == pytest.approx(high)
+    assert len(bands) == 2
+
+
+def test_the_legend_names_what_is_drawn_and_switches_bands_off_and_paper_keeps_both(opened: Opener) -> None:
+    page = opened("pairs")
+    page.go("#metrics")
+    legend = page.tab.locator(".legend")
+    assert "margin around the baseline" in legend.inner_text()
+    assert "90 % interval over runs" in legend.inner_text()
+    reward = page.tab.locator("[data-metric='rollout/raw_reward']")
+    assert (reward.locator(".band.margin").count(), reward.locator(".band.interval").count()) == (1, 2)
+    assert page.tab.locator("[data-metric='train/loss'] .band.margin").count() == 0
+    page.tab.emulate_media(media="print")
+    assert legend.is_visible()
+    assert reward.locator(".band.margin").is_visible()
+    page.tab.emulate_media(media="screen")
+    legend.get_by_text("margin around").click()
+    assert (reward.locator(".band.margin").count(), reward.locator(".band.interval").count()) == (0, 2)
+    page.tab.locator("label.run", has_text="native-seed3").locator("input").uncheck()
+    assert reward.locator(".band.interval").count() == 0
+    reward.locator("a", has_text="L3 pass").click()
+    assert "training_parity" in page.tab.locator("details[open] summary").inner_text()
+
+
+def test_the_first_difference_of_a_twin_is_marked_on_every_curve_and_a_sound_pair_has_none(opened: Opener) -> None:
+    page = opened()
+    page.go("#metrics")
+    assert page.tab.locator("figure .differs").count() == page.tab.locator("figure").count() == 3
+    assert "first difference (L2)" in page.tab.locator(".legend").inner_text()
+    assert "margin" not in page.tab.locator(".legend").inner_text()
+    sound = opened("pairs")
+    sound.go("#metrics")
+    assert sound.tab.locator("figure .differs").count() == 0
 
 
 def test_events_are_on_a_time_line(opened: Opener) -> None:

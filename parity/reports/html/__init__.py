@@ -11,16 +11,17 @@ from typing import Any
 
 import numpy as np
 import orjson
+from scipy import stats
 
 from parity.contract_checks import CHECKS
 from parity.metrics import RunCurves
 from parity.reports import data, text
 from parity.reports.document import Report
 from parity.reports.html.evidence import Evidence, gather
-from parity.reports.plots import COST_PANELS, CURVE_PANELS
+from parity.reports.plots import BAND_LEVEL, COST_PANELS, CURVE_PANELS, RUNS_FOR_BAND
 from parity.reports.sentences import in_language, translate
 from parity.reports.sources import source
-from parity.reports.words import Language, catalogue, speaker
+from parity.reports.words import Language, Say, catalogue, speaker
 
 __all__ = ["Evidence", "gather", "render"]
 
@@ -28,6 +29,7 @@ SCRIPTS = (
     "dom",
     "samples_data",
     "chart",
+    "bands",
     "overview",
     "metrics",
     "samples",
@@ -114,6 +116,8 @@ def _content(report: Report, evidence: Evidence, language: Language) -> dict[str
         "beside": [line for line in (text.planted(report, say), text.not_shown(report, say)) if line],
         "basis": text.basis(report, say),
         "designs": report.arms_of_design,
+        "margins": _margins(report, number, say),
+        "interval": _interval(report),
         "curves": {run: _curves(curves) for run, curves in report.curves.items()},
         "first_metrics": [metric for metric, _ in (*CURVE_PANELS, *COST_PANELS)],
         "directory": evidence.directory,
@@ -124,6 +128,28 @@ def _content(report: Report, evidence: Evidence, language: Language) -> dict[str
             for pair in evidence.pairs
         ],
     }
+
+
+def _margins(report: Report, number: Mapping[int, int], say: Say) -> dict[str, dict[str, Any]]:
+    """By metric, the margin that a finding of L1 or L3 holds it to, and that finding."""
+    return {
+        str(finding.where.field): {
+            "margin": finding.evidence["margin"],
+            "in_log": text.in_log(finding),
+            "number": number[id(finding)],
+            "found": text.outcome(finding, say),
+        }
+        for finding in reversed(report.findings)
+        if finding.where.field and isinstance(finding.evidence.get("margin"), (int, float))
+    }
+
+
+def _interval(report: Report) -> dict[str, Any]:
+    """The level of the interval over runs, the fewest runs that have one, and by number of runs Student's quantile."""
+    most = max((len(names) for arms in report.arms_of_design.values() for names in arms.values()), default=0)
+    counts = range(RUNS_FOR_BAND, most + 1)
+    quantiles = {count: float(stats.t.ppf((1 + BAND_LEVEL) / 2, count - 1)) for count in counts}
+    return {"level": BAND_LEVEL, "runs": RUNS_FOR_BAND, "quantiles": quantiles}
 
 
 def _rules(report: Report, language: Language) -> dict[str, str]:

@@ -3,16 +3,18 @@
 const CHART = { width: 540, height: 250, left: 62, right: 12, top: 12, bottom: 30 };
 const MARKS = { engine_restart: "▲", resume: "▶", abort: "▼", collapse: "✖" };
 
-// lines: [{name, arm, steps, values, mean}]; state: {log, range}; onRange(range or null); onStep(step).
-function chart(metric, lines, marks, state, onRange, onStep) {
+// drawn: lines [{name, arm, steps, values, mean}], bands [{kind, steps, low, high}], marks, the step at which the runs
+// first differ or null, and a note; state: {log, range}; onRange(range or null); onStep(step).
+function chart(metric, { lines, bands, marks, differs, note }, state, onRange, onStep) {
   const { width, height, left, right, top, bottom } = CHART;
   const steps = [...new Set(lines.flatMap((line) => line.steps))].sort((one, two) => one - two);
   const [first, last] = state.range ?? [steps[0] ?? 0, steps.at(-1) ?? 1];
-  const shown = lines.flatMap((line) =>
-    line.values.filter((_, at) => line.steps[at] >= first && line.steps[at] <= last),
-  );
-  const drawable = shown.filter((value) => Number.isFinite(value) && (!state.log || value > 0));
-  const scale = valueScale(drawable, state.log);
+  const inRange = (steps, values) => values.filter((_, at) => steps[at] >= first && steps[at] <= last);
+  const isDrawable = (value) => Number.isFinite(value) && (!state.log || value > 0);
+  const shown = lines.flatMap((line) => inRange(line.steps, line.values));
+  const drawable = shown.filter(isDrawable);
+  const around = bands.flatMap(({ steps, low, high }) => [...inRange(steps, low), ...inRange(steps, high)]);
+  const scale = valueScale([...drawable, ...around.filter(isDrawable)], state.log);
   const x = (step) => left + ((step - first) / (last - first || 1)) * (width - left - right);
   const y = (value) => height - bottom - scale.place(value) * (height - top - bottom);
 
@@ -26,6 +28,13 @@ function chart(metric, lines, marks, state, onRange, onStep) {
   }
   for (const tick of niceTicks(first, last, 6).filter(Number.isInteger)) {
     svg.append(el("text", { class: "tick", x: x(tick), y: height - bottom + 14, "text-anchor": "middle" }, tick));
+  }
+  for (const one of bands) {
+    svg.append(el("path", { class: `band ${one.kind}`, d: bandPath(one, first, last, x, y, state.log) }));
+  }
+  if (differs !== null && differs >= first && differs <= last) {
+    const said = el("title", {}, say("first difference (L2)"));
+    svg.append(el("line", { class: "differs", x1: x(differs), x2: x(differs), y1: top, y2: height - bottom }, said));
   }
   for (const line of lines) {
     const kind = `curve ${sideOf(line.arm)} ${line.mean ? "mean" : ""}`;
@@ -114,7 +123,7 @@ function chart(metric, lines, marks, state, onRange, onStep) {
     event.stopPropagation();
   };
   const lost = shown.length - drawable.length;
-  const note = lost
+  const notDrawn = lost
     ? say(
         state.log
           ? "{count} values that are NaN, infinite or not above 0 are not drawn"
@@ -125,7 +134,7 @@ function chart(metric, lines, marks, state, onRange, onStep) {
   return el(
     "figure",
     { class: "chart", tabindex: 0, onkeydown, onblur: leave, "data-metric": metric },
-    el("figcaption", {}, metric, note && el("small", {}, ` ${note}`)),
+    el("figcaption", {}, metric, [note, notDrawn].filter(Boolean).map((one) => el("small", {}, " ", one))),
     steps.length ? el("div", { class: "plot" }, svg, tip) : el("p", {}, say("not recorded")),
   );
 }

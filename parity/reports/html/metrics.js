@@ -6,13 +6,15 @@ const metricsState = {
   log: false,
   range: null,
   filter: "",
+  bands: new Set(["margin", "interval"]),
 };
 
 function metrics(named) {
   if (named) metricsState.filter = named;
   const charts = el("div", { class: "charts" });
   const toggles = el("div", { class: "toggles" });
-  const draw = () => drawCharts(charts);
+  const meaning = el("p", { class: "legend" });
+  const draw = () => drawCharts(charts, meaning);
   const redesign = (design) => {
     Object.assign(metricsState, { design, range: null });
     drawToggles(toggles, draw);
@@ -42,7 +44,7 @@ function metrics(named) {
   const note = say(
     "Drag to zoom all charts, click to open a step. By keyboard: arrows move, + zooms, 0 shows all, Enter opens the step.",
   );
-  return [el("h2", {}, say("Curves")), controls, toggles, el("p", { class: "note" }, note), charts];
+  return [el("h2", {}, say("Curves")), controls, toggles, el("p", { class: "note" }, note), meaning, charts];
 }
 
 function zoom(range, draw) {
@@ -69,12 +71,14 @@ function drawToggles(place, draw) {
   );
 }
 
-function drawCharts(place) {
+function drawCharts(place, meaning) {
+  const { design } = metricsState;
   const focused = document.activeElement?.dataset?.metric;
-  const arms = Object.entries(data.designs[metricsState.design] ?? {}).filter(([arm]) => !metricsState.off.has(arm));
+  const arms = Object.entries(data.designs[design] ?? {}).filter(([arm]) => !metricsState.off.has(arm));
   const names = [...new Set(arms.flatMap(([, runs]) => runs.flatMap((run) => Object.keys(data.curves[run]))))];
   const wanted = names.filter((name) => name.includes(metricsState.filter)).sort(byInterest);
-  const draw = () => drawCharts(place);
+  const draw = () => drawCharts(place, meaning);
+  const differs = firstDifference(design);
   const charts = wanted.map((metric) => {
     const lines = arms.flatMap(([arm, runs]) =>
       linesOf(
@@ -83,12 +87,30 @@ function drawCharts(place) {
         runs.filter((run) => !metricsState.off.has(run)),
       ),
     );
-    const drawn = new Set(lines.map((line) => line.name.split("/")[0]));
-    const marks = data.marks.filter((mark) => drawn.has(mark.run));
-    return chart(metric, lines, marks, metricsState, (range) => zoom(range, draw), openStep);
+    const note = marginNote(metric, design);
+    const drawn = { lines, bands: bandsOf(metric, design, lines), marks: marksOf(lines), differs, note };
+    return chart(metric, drawn, metricsState, (range) => zoom(range, draw), openStep);
   });
+  const every = arms.flatMap(([, runs]) => runs.map((name) => ({ name })));
+  const onBand = (name, on) => {
+    metricsState.bands[on ? "add" : "delete"](name);
+    draw();
+  };
+  meaning.replaceChildren(...legend(design, marksOf(every), differs, onBand).flat(Infinity).filter(Boolean));
   place.replaceChildren(...(charts.length ? charts : [el("p", {}, say("No metric has this in its name."))]));
   place.querySelector(`[data-metric="${CSS.escape(focused ?? "")}"]`)?.focus();
+}
+
+// What happened to the runs that are drawn.
+function marksOf(lines) {
+  const drawn = new Set(lines.map((line) => line.name.split("/")[0]));
+  return data.marks.filter((mark) => drawn.has(mark.run));
+}
+
+// The margin that decides, and the finding that says how it came out.
+function marginNote(metric, design) {
+  const held = marginOf(metric, design);
+  return held && [`±${number(held.margin)}${held.in_log ? " (log)" : ""}: `, findingLink(held.number, held.found)];
 }
 
 // The metrics that the pictures show come first, then the others by name.
@@ -105,10 +127,9 @@ function linesOf(metric, arm, runs) {
       return { name: run, arm, steps, values: values.map(plainNumber), mean: false };
     });
   if (lines.length < 2) return lines;
-  const steps = lines[0].steps.filter((step) => lines.every((line) => line.steps.includes(step)));
-  const values = steps.map(
-    (step) => lines.reduce((sum, line) => sum + line.values[line.steps.indexOf(step)], 0) / lines.length,
-  );
+  const every = lines.map(valuesByStep);
+  const steps = lines[0].steps.filter((step) => every.every((values) => values.has(step)));
+  const values = steps.map((step) => every.reduce((sum, of) => sum + of.get(step), 0) / lines.length);
   return [...lines, { name: arm, arm, steps, values, mean: true }];
 }
 

@@ -120,7 +120,9 @@ function rungCells(rung) {
 
 function findingSaid(place) {
   const finding = data.findings[place];
-  return [link(route("findings", place), finding.check), say(": "), finding.message];
+  const named = `${finding.check}: `;
+  const message = finding.message.startsWith(named) ? finding.message.slice(named.length) : finding.message;
+  return [link(route("findings", place), finding.check), say(": "), message];
 }
 
 function costCells(cost) {
