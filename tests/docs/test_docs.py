@@ -21,6 +21,7 @@ from click.testing import CliRunner
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 from recorded_runs import recorded, write_log
+from toy_engine import toy_engine
 
 from parity.cli import cli
 
@@ -230,26 +231,54 @@ def test_the_command_on_recordings_works(lose_last, expected, tmp_path, monkeypa
     assert run("parity check recordings/ --group-size 8")[0] == expected
 
 
-def run_host_test(directory: Path, **environment: str) -> tuple[int, str]:
+MY_TRAINER = """
+import json, urllib.request
+
+def roll_out(host, port, tokenizer, save):
+    params = {"n": 8, "max_new_tokens": 20, "temperature": 1.0}
+    body = {"input_ids": [11, 12], "sampling_params": params, "return_logprob": True}
+    with urllib.request.urlopen(f"http://{host}:{port}/generate", json.dumps(body).encode()) as answer:
+        outputs = json.load(answer)
+    with (save / "rollout.samples.jsonl").open("w") as file:
+        for slot, output in enumerate(outputs):
+            logprobs = [row[0] for row in output["meta_info"]["output_token_logprobs"]]
+            row = {"group_index": 0, "index": slot, "prompt_ids": [11, 12], "logprobs": logprobs}
+            print(json.dumps({**row, "output_ids": output["output_ids"]}), file=file)
+"""
+
+
+def run_host_test(directory: Path, *options: str, **environment: str) -> tuple[int, str]:
     (directory / "pytest.ini").write_text("[pytest]\n")
     (directory / HOST_TEST.name).write_text(HOST_TEST.read_text())
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", HOST_TEST.name]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
-    done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True)
+    (directory / "my_trainer.py").write_text(MY_TRAINER)
+    command = [sys.executable, "-m", "pytest", "-p", "parity.pytest_plugin", "-p", "no:cacheprovider", *options]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", **environment}
+    done = subprocess.run([*command, HOST_TEST.name], cwd=directory, env=environment, capture_output=True, text=True)
     return done.returncode, done.stdout
 
 
 def test_the_example_for_hosts_passes_what_the_engine_sent(tmp_path):
-    code, output = run_host_test(tmp_path, ROLLOUT_DUMPS=str(recording(tmp_path / "dumps", lose_last=False)))
+    dumps = str(recording(tmp_path / "dumps", lose_last=False))
+    code, output = run_host_test(tmp_path, "-k", "saved", ROLLOUT_DUMPS=dumps)
     assert (code, "1 passed" in output) == (0, True), output
 
 
+def test_the_example_for_hosts_records_and_compares(tmp_path):
+    options = ("-m", "not parity_case", "-rs", "--parity-baseline", "base")
+    with toy_engine() as engine:
+        code, output = run_host_test(tmp_path, *options, "--parity-url", engine.url, "--parity-record")
+    assert (code, "recorded in base" in output) == (0, True), output
+    code, output = run_host_test(tmp_path, *options)
+    assert (code, "1 passed, 1 skipped" in output) == (0, True), output
+
+
 def test_the_example_for_hosts_fails_where_an_output_is_lost(tmp_path):
-    code, output = run_host_test(tmp_path, ROLLOUT_DUMPS=str(recording(tmp_path / "dumps", lose_last=True)))
+    dumps = str(recording(tmp_path / "dumps", lose_last=True))
+    code, output = run_host_test(tmp_path, "-k", "saved", ROLLOUT_DUMPS=dumps)
     assert (code, "output_count" in output) == (1, True), output
 
 
 def test_the_example_for_hosts_fails_where_nothing_was_saved(tmp_path):
     (tmp_path / "dumps").mkdir()
-    code, output = run_host_test(tmp_path, ROLLOUT_DUMPS="dumps")
+    code, output = run_host_test(tmp_path, "-k", "saved", ROLLOUT_DUMPS="dumps")
     assert code == 1, output

@@ -1,33 +1,22 @@
-"""A plug-in of pytest: `pytest --parity-url http://…` holds an engine to the protocol, one test a case."""
+"""The conformance suite's cases as tests."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-if TYPE_CHECKING:
-    from parity.conformance import Case
+from parity.conformance import CASES, Case, check_engine
+from parity.errors import EngineError
+from parity.findings import Status
 
 GONE = pytest.StashKey[str]()
 """Why the cases that are left cannot be asked: the engine no longer answers."""
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds the options of group `parity`."""
-    group = parser.getgroup("parity", "conformance of an SGLang-compatible engine")
-    group.addoption("--parity-url", metavar="URL", help="Add the conformance suite's cases, against this engine.")
-    group.addoption("--parity-control", action="store_true", help="Also update its weights, flush, abort and pause.")
-    group.addoption("--parity-destructive", action="store_true", help="Also send what is known to end some servers.")
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Adds the cases to what was collected, before `-k` and the like choose."""
-    if config.getoption("--parity-url"):
-        from parity.conformance import CASES  # pytest loads this module in every project that has parity installed
-
-        items.extend(CaseItem.from_parent(session, name=f"parity::{case.name}", case=case) for case in CASES)
+def items(session: pytest.Session) -> list[pytest.Item]:
+    """A test for each case."""
+    return [CaseItem.from_parent(session, name=f"parity::{case.name}", case=case) for case in CASES]
 
 
 class CaseFailed(Exception):
@@ -40,13 +29,10 @@ class CaseItem(pytest.Item):
     def __init__(self, *, case: Case, **more: Any) -> None:
         super().__init__(**more)
         self.case = case
+        self.add_marker("parity_case")
 
     def runtest(self) -> None:
         """Runs the case against the engine."""
-        from parity.conformance import check_engine
-        from parity.errors import EngineError
-        from parity.findings import Status
-
         if gone := self.config.stash.get(GONE, ""):
             pytest.skip(gone)
         try:
