@@ -23,6 +23,9 @@ from parity.errors import EngineError, InputError, UsageError
 SETTLING_SECONDS = 2.0
 """How long to wait for engines to have counted what they answered."""
 
+MOST_IMAGE_TOKENS = 64
+"""Of one image to parity's own policy, which scales larger ones down."""
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -138,12 +141,12 @@ def _rounds(config: BenchConfig) -> list[tuple[int, Mode]]:
 
 def _random_model(config: BenchConfig, directory: Path) -> Path:
     """A checkpoint with random weights and room for prompt and response: what is sampled does not matter here."""
-    from parity.training.policy import build_policy, policy_config, save_policy
+    from parity.training.policy import build_policy, image_policy_config, policy_config, save_policy
 
-    if config.workload.images:
-        raise UsageError("--images needs --model-path: a checkpoint that takes images")
-    room = config.workload.prompt_tokens + config.workload.new_tokens + 16
-    return save_policy(build_policy(0, policy_config(max_position_embeddings=room)), directory / "model")
+    asked = config.workload
+    room = asked.prompt_tokens + asked.images * MOST_IMAGE_TOKENS + asked.new_tokens + 16
+    shape = image_policy_config if asked.images else policy_config
+    return save_policy(build_policy(0, shape(max_position_embeddings=room)), directory / "model")
 
 
 @dataclass(frozen=True, slots=True)

@@ -146,7 +146,8 @@ def work(result: BenchResult) -> str:
     """What every rollout asked for, and how rollouts took turns."""
     asked, config = result.config.workload, result.config
     shared = f", {asked.shared_prefix:.0%} of them the same in all groups" if asked.shared_prefix else ""
-    images = f" and {asked.images} images of {asked.image_side} x {asked.image_side}" if asked.images else ""
+    plural = "s" if asked.images > 1 else ""
+    images = f" and {asked.images} image{plural} of {asked.image_side} x {asked.image_side}" if asked.images else ""
     cache = "emptied before each rollout" if result.cache_emptied else "not emptied, as the engine is not under control"
     return (
         f"{asked.groups} groups x {asked.group_size} samples x {asked.new_tokens} tokens, prompts of "

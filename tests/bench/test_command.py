@@ -165,9 +165,12 @@ def test_an_engine_that_does_not_say_its_vocabulary_needs_it_said():
 def test_engines_behind_the_real_router_are_started_measured_and_counted(tmp_path):
     result = run(
         *("--engine", "embedded", "--workers", "2", "--router", "round_robin", *SMALL, "--warm-up", "0"),
-        *("--mode", "per-sample", "native", "--out", str(tmp_path), "--json"),
+        *("--mode", "per-sample", "native", "--images", "1", "--out", str(tmp_path), "--json"),
     )
     assert result.exit_code == 0, result.output
+    image_tokens = (56 // 28) ** 2
+    for one in orjson.loads(result.stdout)["rollouts"]:
+        assert one["prompt_tokens"] == 4 * 2 * (6 - 1 + image_tokens)  # one placeholder became the image's tokens
     for one in orjson.loads(result.stdout)["summaries"]:
         assert one["policy"] == "round_robin"
         assert one["engine_cpu"] > 0
