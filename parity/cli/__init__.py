@@ -10,6 +10,7 @@ import click
 from parity.cli.bench import bench
 from parity.cli.check import check
 from parity.cli.compare import compare
+from parity.cli.completion import completion
 from parity.cli.plan import plan
 from parity.cli.report import report
 from parity.cli.run import run
@@ -27,14 +28,14 @@ def cli() -> None:
     """Proves that a change to how an RL trainer requests its rollouts leaves training the same, or shows where not."""
 
 
-for command in (run, plan, sample, bench, watch, compare, report, check, serve, selftest):
+for command in (run, plan, sample, bench, watch, compare, report, check, serve, selftest, completion):
     cli.add_command(command)
 
 
 def main() -> None:
     """The command `parity`: errors are one line on standard error and exit code 2."""
     try:
-        cli.main(standalone_mode=False)
+        cli.main(prog_name="parity", standalone_mode=False)  # also as `python -m parity`
     except click.ClickException as error:
         error.show()
         sys.exit(EXIT_ERROR)

@@ -24,7 +24,7 @@ CHECK_EXIT_HELP = "Exit code: 0 passed, 1 failed, 2 wrong input (or a file could
 
 
 @click.command(epilog=CHECK_EXAMPLES + "\n" + CHECK_EXIT_HELP)
-@click.argument("sources", nargs=-1, required=True, metavar="PATH… | URL")
+@click.argument("sources", nargs=-1, required=True, type=click.Path(), metavar="PATH… | URL")
 @click.option("--group-size", type=click.IntRange(1), help="Samples of each group.")
 @click.option("--max-new-tokens", type=click.IntRange(0), help="Cap of a response in tokens.")
 @click.option("--stop-token-ids", type=int, multiple=True, help="A token that ends a response; may be given again.")

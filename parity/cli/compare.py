@@ -58,10 +58,18 @@ def _repeated(args: Iterable[str]) -> Iterable[str]:
 
 
 @click.command(cls=SeveralValues, epilog=COMPARE_EXAMPLES + "\n" + EXIT_HELP)
-@click.option("--baseline", multiple=True, required=True, metavar="SRC…", help="Runs of the baseline.")
-@click.option("--experiment", multiple=True, required=True, metavar="SRC…", help="Runs of the experiment.")
 @click.option(
-    "--history", multiple=True, metavar="SRC…", help="Earlier runs of the baseline: their spread gives the margins."
+    "--baseline", multiple=True, required=True, type=click.Path(), metavar="SRC…", help="Runs of the baseline."
+)
+@click.option(
+    "--experiment", multiple=True, required=True, type=click.Path(), metavar="SRC…", help="Runs of the experiment."
+)
+@click.option(
+    "--history",
+    multiple=True,
+    type=click.Path(),
+    metavar="SRC…",
+    help="Earlier runs of the baseline: their spread gives the margins.",
 )
 @click.option(
     "--margin",

@@ -36,6 +36,7 @@ Examples:
 @click.option(
     "--history",
     multiple=True,
+    type=click.Path(),
     metavar="SRC…",
     help="What the baseline did before: samples give the spread of groups, curves of several runs that of runs.",
 )
