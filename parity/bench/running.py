@@ -14,7 +14,7 @@ import numpy as np
 import orjson
 
 from parity.bench.config import BenchConfig, Mode
-from parity.bench.loads import AccessLog, Load, Source, growth, metrics_source, read_loads
+from parity.bench.loads import Load, Source, growth, metrics_source, read_loads
 from parity.bench.measuring import Measurement, measure
 from parity.bench.prompts import Vocabulary, requests, vocabulary_of
 from parity.engine import EngineClient, EngineProcess, Fleet, RemoteEngine, open_engine
@@ -172,11 +172,9 @@ class _Target:
         return (self.engine,) if isinstance(self.engine, EngineProcess) else ()
 
     def sources(self) -> list[Source]:
-        """Of a fleet the counters of each worker, and its access log where those do not count requests."""
+        """Those given, and of a fleet the counters of each worker."""
         workers = self.engine.workers if isinstance(self.engine, Fleet) else ()
-        own = [metrics_source(worker.url, worker.engine_id) for worker in workers]
-        logs: list[Source] = [AccessLog(worker.log_path, worker.engine_id) for worker in workers]
-        return [*self.given, *own, *logs]
+        return [*self.given, *(metrics_source(worker.url, worker.engine_id) for worker in workers)]
 
     async def measure_all(
         self,
@@ -213,7 +211,7 @@ class _Target:
                 )
                 if not row.samples:
                     raise EngineError(f"{doing}: nothing came back; {row.failure}")
-                loads = await _settled(sources, before, row.requests)
+                loads = await _settled(sources, before, row)
                 row = replace(row, engines=loads, policy=self.policy)
                 tell(0, doing, row)
                 if repeat >= 0:
@@ -265,11 +263,16 @@ def _read_config(path: Path) -> dict[str, Any]:
     return config
 
 
-async def _settled(sources: Sequence[Source], before: dict[str, Load], sent: int) -> dict[str, Load]:
-    """What each engine served since, read until all requests are counted or for `SETTLING_SECONDS`."""
+async def _settled(sources: Sequence[Source], before: dict[str, Load], row: Measurement) -> dict[str, Load]:
+    """What each engine served since, read until all of a rollout is counted or for `SETTLING_SECONDS`."""
     until = time.monotonic() + SETTLING_SECONDS
     while True:
         loads = growth(before, await read_loads(sources))
-        if sum(load.requests or 0 for load in loads.values()) >= sent or not loads or time.monotonic() > until:
+        requests = [load.requests for load in loads.values()]
+        tokens = [load.decode_tokens for load in loads.values()]
+        counted = sum(filter(None, requests)) >= row.requests and (
+            None in tokens or sum(filter(None, tokens)) >= row.output_tokens
+        )
+        if not loads or counted or time.monotonic() > until:
             return loads
         await asyncio.sleep(0.1)
