@@ -85,7 +85,9 @@ def _check_facts(experiment: Mapping[str, Any], directory: Path) -> None:
         raise InputError(f"{directory}: experiment.json: designs {experiment['designs']} are not of {DESIGNS}")
     policy = experiment.get("policy", {})
     stops = policy.get("stop_token_ids")
-    numbers = [*(stops if isinstance(stops, list) else [None]), policy.get("vocab_size"), policy.get("context_length")]
+    placeholders = policy.get("media_placeholders", [])
+    lists = [ids if isinstance(ids, list) else [None] for ids in (stops, placeholders)]
+    numbers = [*lists[0], *lists[1], policy.get("vocab_size"), policy.get("context_length")]
     if not all(type(number) is int for number in numbers):
         raise InputError(f"{directory}: experiment.json: policy is {policy!r}, which lacks what the checks need")
 
@@ -167,6 +169,7 @@ def _rules(config: ExperimentConfig, policy: Mapping[str, Any], task: Task, stor
         context_length=policy["context_length"],
         vocab_size=policy["vocab_size"],
         stop_token_ids=frozenset(policy["stop_token_ids"]),
+        media_placeholders=frozenset(policy.get("media_placeholders", ())),
         temperature=training.temperature,
         reward=reward,
         advantage="grpo",

@@ -31,11 +31,11 @@ from parity.provenance import commit, versions
 from parity.replay import replaying_post
 from parity.samples import Rollout, Sample
 from parity.store import RunStore, amend_experiment, create_experiment, exclusive, read_experiment, run_store
-from parity.training.policy import load_tokenizer, policy_config
+from parity.training.policy import load_tokenizer
 from parity.training.rollouts import REQUEST_RETRIES, RolloutResult, generate_rollout
 from parity.training.tasks import Task, get_task
 from parity.training.trainer import Trainer
-from parity.training.warm_start import warm_start
+from parity.training.warm_start import config_for, warm_start
 from rollout_patch import (
     Assignment,
     Capabilities,
@@ -138,7 +138,7 @@ def _describe(config: ExperimentConfig, command: str) -> dict[str, Any]:
         "steps": config.steps,
         "seeds": list(range(1, config.seeds + 1)),
         "margins": dict(config.margins),
-        "policy": _describe_policy(),
+        "policy": _describe_policy(get_task(config.task)),
         "commands": [command],
         "commit": commit(Path(__file__).parent),
         "versions": versions(),
@@ -147,13 +147,15 @@ def _describe(config: ExperimentConfig, command: str) -> dict[str, Any]:
     }
 
 
-def _describe_policy() -> dict[str, Any]:
+def _describe_policy(task: Task) -> dict[str, Any]:
     """What checks must know of the policy."""
-    shape = policy_config()
+    config = config_for(task)
+    shape = config.get_text_config()
     return {
         "vocab_size": shape.vocab_size,
         "context_length": shape.max_position_embeddings,
         "stop_token_ids": [shape.eos_token_id],
+        "media_placeholders": [config.image_token_id] if task.has_images else [],
     }
 
 
@@ -281,7 +283,7 @@ def _open_run(bench: _Bench, pair: Pair, role: int, resume: bool) -> _Run:
         store.append_event("resume", time.time(), step=finished)
     training = bench.config.training
     reference = bench.policy if training.kl_coefficient else None
-    trainer = Trainer(store.checkpoint_path(finished), training, reference)
+    trainer = Trainer(store.checkpoint_path(finished), training, reference, bench.task)
     if finished < pair.steps:
         store.write_outcome(_outcome(pair, pair.run_arms[role], "running"))
     return _Run(store, pair, pair.run_arms[role], trainer, _planting(bench.config, pair, role), finished)

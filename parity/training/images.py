@@ -80,15 +80,17 @@ def pad_with_images(
         flat = np.asarray([token for prompt in prompts for token in prompt], dtype=np.int64)
         return *pad(flat, np.asarray([len(prompt) for prompt in prompts]), responses, response_lengths), None
     pixels = read_pixels(image_processor(), [images[name] for name in distinct])
-    place = {name: row for row, name in enumerate(distinct)}
     sizes = (pixels.grid.prod(dim=1) // merge_size(config) ** 2).tolist()
-    rows_of = [range(end - size, end) for end, size in zip(accumulate(sizes), sizes, strict=True)]
+    ends = accumulate(sizes)
+    rows_of = {name: range(end - size, end) for name, end, size in zip(distinct, ends, sizes, strict=True)}
+    grid_of = dict(zip(distinct, map(tuple, pixels.grid.tolist()), strict=True))
 
-    @cache
-    def read(ids: tuple[int, ...], names: tuple[str, ...]) -> ImagePrompt:
-        return read_prompt(config, ids, pixels.grid[[place[name] for name in names]])
+    @cache  # most prompts of a batch differ in their images' content alone, which places nothing
+    def read(ids: tuple[int, ...], grids: tuple[tuple[int, ...], ...]) -> ImagePrompt:
+        return read_prompt(config, ids, torch.tensor(grids, dtype=torch.int64).reshape(-1, 3))
 
-    seen = [read(tuple(ids), tuple(names)) for ids, names in zip(prompts, shown, strict=True)]
+    pairs = zip(prompts, shown, strict=True)
+    seen = [read(tuple(ids), tuple(grid_of[name] for name in names)) for ids, names in pairs]
     lengths = np.asarray([len(prompt.ids) for prompt in seen])
     flat = torch.cat([prompt.ids for prompt in seen]).numpy()
     tokens, is_response = pad(flat, lengths, responses, response_lengths)
@@ -97,6 +99,6 @@ def pad_with_images(
     positions = (columns + after).expand(3, -1, -1).clone()
     in_prompt = columns < starts
     positions[:, in_prompt] = torch.cat([prompt.positions for prompt in seen], dim=1)
-    rows = torch.tensor([row for names in shown for name in names for row in rows_of[place[name]]])
+    rows = torch.tensor([row for names in shown for name in names for row in rows_of[name]])
     is_image = in_prompt & (tokens == config.image_token_id)
     return tokens, is_response, ImageTensors(pixels, rows, is_image, positions)

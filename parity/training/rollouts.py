@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from PIL.Image import Image
 from transformers import PreTrainedTokenizerFast
 
 from parity.errors import ExchangeError, UsageError
@@ -17,7 +18,9 @@ from parity.exchanges import Exchange, output_id
 from parity.samples import SAMPLE_FIELDS, STATUS_OF_FINISH_REASON, Rollout, Sample
 from parity.training.config import TrainingConfig
 from parity.training.grpo import group_advantages
+from parity.training.policy import IMAGE_VOCABULARY
 from parity.training.tasks import Task
+from parity.vision import IMAGE_PAD, png_data_urls
 from rollout_patch import (
     Assignment,
     Capabilities,
@@ -29,6 +32,7 @@ from rollout_patch import (
     fixed,
     generate_group,
 )
+from rollout_patch.media import digest
 
 SEQUENCES_IN_FLIGHT = 512
 """Most samples asked for at once, as slime's `--sglang-server-concurrency` is by default."""
@@ -69,14 +73,21 @@ def routing_headers(sample: Sample) -> dict[str, str]:
 
 
 class SampleAdapter:
-    """Lets `parity.samples.Sample` take part in `rollout_patch.generate_group`."""
+    """Lets `parity.samples.Sample` take part in `rollout_patch.generate_group`; `images` are what the prompt shows."""
+
+    def __init__(self, images: Sequence[Image] = ()) -> None:
+        self._images = images
 
     def request(self, sample: Sample) -> SampleRequest:
-        """The prompt's ids, the sample's sampling parameters, and a wish for log-probs."""
+        """The prompt's ids and images, the sample's sampling parameters, and a wish for log-probs."""
         names = ("max_new_tokens", "temperature", "top_p", "top_k", "sampling_seed")
         params = {name: getattr(sample, name) for name in names if getattr(sample, name) is not None}
         return SampleRequest(
-            params, input_ids=sample.prompt_ids, options={"return_logprob": True}, headers=routing_headers(sample)
+            params,
+            input_ids=sample.prompt_ids,
+            media={"image_data": self._images},
+            options={"return_logprob": True},
+            headers=routing_headers(sample),
         )
 
     def apply(self, sample: Sample, output: Output) -> None:
@@ -135,6 +146,7 @@ async def generate_rollout(
     """
     assign = arm if callable(arm) else lambda _: fixed(arm)
     every = _asked_groups(task, tokenizer, config, step, seed, seeded, assign)
+    placeholders = {IMAGE_VOCABULARY[IMAGE_PAD]} if task.has_images else ()
     permits = Permits(asyncio.Semaphore(SEQUENCES_IN_FLIGHT), SEQUENCES_IN_FLIGHT)
 
     async def generate(asked: _AskedGroup) -> GroupReport:
@@ -148,12 +160,14 @@ async def generate_rollout(
         return await generate_group(
             asked.arm,
             asked.samples,
-            adapter=SampleAdapter(),
+            adapter=SampleAdapter(asked.images),
             post=client_post,
             capabilities=capabilities,
             retries=retries,
             recorder=record,
             permits=permits,
+            encoder=png_data_urls,
+            placeholders=placeholders,
         )
 
     started = time.perf_counter()
@@ -186,12 +200,13 @@ def sampling_seed_base(config: TrainingConfig, seed: int, step: int, group_index
 
 @dataclass(frozen=True, slots=True)
 class _AskedGroup:
-    """A prompt in one arm, its samples, and the exchanges as they come."""
+    """A prompt in one arm, its samples, the images that it shows, and the exchanges as they come."""
 
     group_index: int
     arm: str
     trained: bool
     samples: list[Sample]
+    images: Sequence[Image] = ()
     exchanges: list[Exchange] = field(default_factory=list)
 
 
@@ -207,7 +222,9 @@ def _asked_groups(
     """Every group of a step, once in each arm that it was assigned."""
     every = []
     for group_index, prompt in enumerate(task.prompts(seed, step, config.groups_per_step)):
-        prompt_ids = tokenizer.encode(prompt)
+        view = task.view(prompt)
+        prompt_ids = tokenizer.encode(view.text)
+        media = [digest(image) for image in view.images] if task.has_images else None
         base = sampling_seed_base(config, seed, step, group_index) if seeded else None
         assignment = assign(group_index)
         for arm in assignment.arms:
@@ -228,11 +245,12 @@ def _asked_groups(
                     temperature=config.temperature,
                     top_p=config.top_p,
                     top_k=config.top_k,
+                    media_sha256=media,
                     extra=dict(extra),
                 )
                 for index in range(config.group_size)
             ]
-            every.append(_AskedGroup(group_index, arm, trained, group))
+            every.append(_AskedGroup(group_index, arm, trained, group, view.images))
     return every
 
 

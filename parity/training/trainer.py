@@ -64,7 +64,7 @@ class Trainer:
 
     Raises:
         InputError: The checkpoint cannot be read.
-        UsageError: A KL is asked for without a reference.
+        UsageError: A KL is asked for without a reference, or a policy that sees images has no task.
     """
 
     def __init__(
@@ -75,6 +75,8 @@ class Trainer:
         self.config = config
         self._task = task
         self.model = load_policy(checkpoint)
+        if isinstance(self.model.config, Qwen2_5_VLConfig) and task is None:
+            raise UsageError(f"{checkpoint}: a policy that sees images is trained with its task, which has them")
         self.reference = load_policy(reference) if reference is not None else None
         self.step = 0
         self._optimizer = torch.optim.AdamW(

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 COUNT = 1797
 """Images of the data set."""
+POOL = 64
+"""Images that the demonstrations of one step share, as each costs an encoding."""
 SCALE = 7
 """An image's 8 pixels a side become 56, four tokens of the policy, each pixel a square."""
 _IMAGE = re.compile(r"\[image (\d+)\]")
@@ -48,7 +50,7 @@ class DigitSum:
     def prompts(self, seed: int, step: int, count: int) -> list[str]:
         """`count` sums of images drawn with equal chances."""
         random = Random(f"{self.name}/prompts/{seed}/{step}")
-        return [_sum_prompt(self._draw(random)) for _ in range(count)]
+        return [_sum_prompt(random.choices(range(COUNT), k=self.images)) for _ in range(count)]
 
     def view(self, prompt: str) -> View:
         """The prompt with an image's tokens in place of each image's name, and the images."""
@@ -61,18 +63,14 @@ class DigitSum:
         return float(response == ",".join(map(str, accumulate(_labels(prompt)))))
 
     def demonstrations(self, seed: int, step: int, count: int, *, careful: bool) -> list[tuple[str, str]]:
-        """`count` sums and what a careful or a careless teacher answers."""
+        """`count` sums of `POOL` images drawn for the step, and what a careful or a careless teacher answers."""
         random = Random(f"{self.name}/demonstrations/{seed}/{step}")
-        return [
-            self._demonstration(random, 0.0 if careful else self.slip, 0.0 if careful else self.ramble)
-            for _ in range(count)
-        ]
+        pool = random.sample(range(COUNT), POOL)
+        slip, ramble = (0.0, 0.0) if careful else (self.slip, self.ramble)
+        return [self._demonstration(random, pool, slip, ramble) for _ in range(count)]
 
-    def _draw(self, random: Random) -> list[int]:
-        return [random.randrange(COUNT) for _ in range(self.images)]
-
-    def _demonstration(self, random: Random, slip: float, ramble: float) -> tuple[str, str]:
-        prompt = _sum_prompt(self._draw(random))
+    def _demonstration(self, random: Random, pool: list[int], slip: float, ramble: float) -> tuple[str, str]:
+        prompt = _sum_prompt(random.choices(pool, k=self.images))
         seen = [random.randrange(10) if random.random() < slip else label for label in _labels(prompt)]
         while random.random() < ramble and len(seen) < self.max_new_tokens:
             seen.append(random.randrange(10))
