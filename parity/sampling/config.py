@@ -103,7 +103,8 @@ class SamplingConfig:
         if self.prompts is None and self.prompt_key is not None:
             raise UsageError("--prompt-key is of --prompts")
         Evidence.start(self.margins, self.reward_range)
-        get_task(self.task)
+        if get_task(self.task).has_images:
+            raise UsageError(f"task {self.task} shows images, and prompts are asked as text here: try a probe of `run`")
 
     def to_json(self) -> dict[str, Any]:
         """The configuration as it lies on disk."""

@@ -231,6 +231,7 @@ def test_an_engine_that_refuses_a_group_is_an_error_that_names_it(prompts: Path,
         ({"reward_range": (1.0, 1.0)}, "range"),
         ({"engine": "http://127.0.0.1:1", "model_path": "here"}, "--model-path"),
         ({"engine": "abacus"}, "abacus"),
+        ({"task": "digits"}, "digits shows images"),
     ],
 )
 def test_what_cannot_be_done_is_said_before_anything_runs(change: dict[str, Any], said: str) -> None:
