@@ -29,7 +29,6 @@ from parity.bench.measuring import measure
 from parity.bench.prompts import Vocabulary, requests
 from parity.engine import EngineClient
 from rollout_patch import SampleRequest
-from rollout_patch.requests import plan_requests
 
 WORKER = Path(__file__).parents[1] / "tests" / "support" / "paced_worker.py"
 VOCABULARY = Vocabulary(1000)
@@ -104,17 +103,21 @@ async def ours(url: str, arm: str, workload: Workload, asked: list[SampleRequest
 
 async def bare(url: str, arm: str, workload: Workload, asked: list[SampleRequest]) -> int:
     """The same requests by a script of a few lines."""
-    plans = [plan for request in asked for plan in plan_requests(arm, [request] * workload.group_size)]
-    size = 1 if arm == "per-sample" else workload.group_size
-    room = asyncio.Semaphore(max(1, workload.concurrency // size))
+    n, copies = (1, workload.group_size) if arm == "per-sample" else (workload.group_size, 1)
+    room = asyncio.Semaphore(max(1, workload.concurrency // n))
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
 
-        async def post(body: dict[str, object], headers: dict[str, str]) -> int:
-            async with room, session.post(f"{url}/generate", json=body, headers=headers) as response:
+        async def post(request: SampleRequest) -> int:
+            body = {
+                "input_ids": request.input_ids,
+                "sampling_params": {**request.sampling_params, "n": n},
+                "return_logprob": True,
+            }
+            async with room, session.post(f"{url}/generate", json=body) as response:
                 answer = await response.json()
-            return sum(len(item["output_ids"]) for item in (answer if isinstance(answer, list) else [answer]))
+            return sum(len(item["output_ids"]) for item in (answer if n > 1 else [answer]))
 
-        return sum(await asyncio.gather(*(post(plan.payload, plan.headers) for plan in plans)))
+        return sum(await asyncio.gather(*(post(request) for request in asked for _ in range(copies))))
 
 
 def peak_memory(url: str, count: int) -> int:

@@ -10,7 +10,7 @@ import time
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -68,10 +68,6 @@ class Measurement:
     engines: Mapping[str, Load] = field(default_factory=dict)
     policy: str | None = None
 
-    def to_json(self) -> dict[str, Any]:
-        """As JSON."""
-        return asdict(self)
-
 
 async def measure(
     client: EngineClient,
@@ -104,7 +100,7 @@ async def measure(
 
     engine_before, client_before, begun = cpu_seconds(pids), time.process_time(), time.perf_counter()
     await asyncio.gather(*(take_turns() for _ in range(min(workload.groups, workload.concurrency))))
-    seconds = time.perf_counter() - begun
+    seconds, client_cpu = time.perf_counter() - begun, time.process_time() - client_before
     return Measurement(
         mode=mode.name,
         repeat=repeat,
@@ -119,7 +115,7 @@ async def measure(
         failure=tally.failure,
         request_seconds=quantiles(tally.request_seconds),
         group_seconds=quantiles(tally.group_seconds),
-        client_cpu=time.process_time() - client_before,
+        client_cpu=client_cpu,
         engine_cpu=cpu_seconds(pids) - engine_before if pids else None,
     )
 
@@ -177,6 +173,8 @@ class _Tally:
                 ids = item["output_ids"] if "output_ids" in item else meta["output_token_logprobs"]
                 tokens, ended = len(ids), meta["finish_reason"]["type"]
                 prompt, cached = meta.get("prompt_tokens"), meta.get("cached_tokens")
+                if not isinstance(ids, list):
+                    raise TypeError(f"tokens are {type(ids).__name__}, not list")
             except (KeyError, TypeError, AttributeError) as error:
                 said = f"{type(error).__name__}: {error}"
                 raise ExchangeError(f"an answer holds no sample ({said}): {str(item)[:200]}") from error

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 from scipy import stats
@@ -265,8 +264,3 @@ def _mean_quantiles(rollouts: Sequence[Mapping[str, float]]) -> dict[str, float]
         for name in QUANTILES
         if all(name in one for one in rollouts)
     }
-
-
-def to_json(rows: Sequence[Any]) -> list[dict[str, Any]]:
-    """Dataclasses of this module as JSON."""
-    return [asdict(row) for row in rows]
