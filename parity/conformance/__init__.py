@@ -10,7 +10,7 @@ from dataclasses import replace
 import aiohttp
 
 from parity.conformance import answers, images, phases, refusals, weights
-from parity.conformance.known import SGLANG, known_deviations
+from parity.conformance.known import known_deviations
 from parity.conformance.probe import Broken, Case, NotCompared, Probe, about
 from parity.contract_checks import Rules, check_exchanges
 from parity.engine.client import EngineClient
@@ -50,8 +50,8 @@ def check_engine(
     """Holds a running engine to the protocol, case by case, over HTTP; blocks until all are through.
 
     A case gives one passing finding, a failing one for each of its first few breaches, or one that says why it was not
-    compared. What the real SGLang is known to do otherwise is a warning with the reason. Each case's exchanges are also
-    held to `check_exchanges`.
+    compared. What the real SGLang and its router are known to do otherwise is a warning with the reason. Each case's
+    exchanges are also held to `check_exchanges`.
 
     Args:
         url: The engine's base URL.
@@ -85,6 +85,8 @@ async def _check(
                 findings.append(_not_compared(case, f"the engine did not survive the case {gone}"))
             elif case.destructive and not destructive:
                 findings.append(_not_compared(case, "known to end some servers, so not sent without --destructive"))
+            elif case.control and engine.router:
+                findings.append(_not_compared(case, "a router has no such endpoint; its workers have"))
             elif case.control and not control:
                 findings.append(_not_compared(case, "changes the engine, which needs --control"))
             else:
@@ -178,6 +180,6 @@ def _excused(finding: Finding, reason: str | None) -> Finding:
     """A known deviation as a warning with its reason; any other finding as it is."""
     if reason is None or finding.status is not Status.FAIL:
         return finding
-    message = f"known of {SGLANG}: {reason}: {finding.message}"
+    message = f"known of {reason}: {finding.message}"
     evidence = {**finding.evidence, "known": reason}
     return replace(finding, severity=Severity.WARNING, message=message, evidence=evidence)

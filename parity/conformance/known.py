@@ -1,10 +1,11 @@
-"""What the real SGLang is known to do otherwise: found by running the suite against 0.5.23 on the CPU."""
+"""What the real SGLang and its router are known to do otherwise: found by running the suite against both on the CPU."""
 
 from __future__ import annotations
 
 from parity.conformance.probe import About
 
 SGLANG = "SGLang 0.5.23"
+ROUTER = "sglang-router 0.3.2"
 
 _SGLANG = {
     "n_null": "n as null ends in an internal error, status 500",
@@ -19,8 +20,27 @@ _IGNORED = "sampling_seed is ignored without --enable-deterministic-inference"
 _SGLANG_UNSEEDED = dict.fromkeys(("seed_repeats", "seed_list", "seed_in_traffic"), _IGNORED)
 
 
+_TYPED = "a value of another type than a field's is refused by the router, status 422, as text"
+_LISTS = "lists other than of token ids are refused by the router, status 422, as text"
+_ROUTER = {
+    "sampling_key_unknown": "fields that the router does not know are dropped without a word; of sampling parameters "
+    "also beam_width, custom_params, logit_bias, spaces_between_special_tokens, stop_regex, stream_interval and "
+    "structural_tag",
+    "n_null": "null counts as not given",
+    **dict.fromkeys(("n_text", "n_float", "n_fraction", "n_true", "n_negative", "cap_negative"), _TYPED),
+    **dict.fromkeys(
+        (
+            *("list_text", "list_of_params", "list_of_return_logprob", "list_of_rids", "prompt_untouched", "seed_list"),
+            *("rids_twice", "rids_for_n", "rids_too_few", "params_too_few", "n_by_prompt"),
+            *("return_logprob_list_by_n", "top_logprobs_list_by_n"),
+        ),
+        _LISTS,
+    ),
+}
+
+
 def known_deviations(about: About) -> dict[str, str]:
-    """Case to reason, for this engine; a deviation named here is a warning."""
-    if about.sglang is None:
-        return {}
-    return _SGLANG | ({} if about.deterministic else _SGLANG_UNSEEDED)
+    """Case to what is known of what, for this engine and its router; a deviation named here is a warning."""
+    of_engine = {} if about.sglang is None else _SGLANG | ({} if about.deterministic else _SGLANG_UNSEEDED)
+    known = {case: f"{SGLANG}: {reason}" for case, reason in of_engine.items()}
+    return known | ({case: f"{ROUTER}: {reason}" for case, reason in _ROUTER.items()} if about.router else {})

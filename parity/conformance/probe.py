@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import aiohttp
 import orjson
 
-from parity.engine.client import EngineClient
+from parity.engine.client import IS_ROUTER, EngineClient
 from parity.errors import EngineError
 from parity.exchanges import Exchange
 from rollout_patch import RequestFailed
@@ -88,6 +88,7 @@ class About:
     takes_text: bool = True
     sglang: str | None = None
     prefix_cache: bool = True
+    router: bool = False
     image_text: str | None = None
     image_pad: str | None = None
 
@@ -144,6 +145,7 @@ async def about(client: EngineClient, session: aiohttp.ClientSession) -> About:
         takes_text=info.get("skip_tokenizer_init") is not True,
         sglang=info["version"] if real else None,
         prefix_cache=info.get("disable_radix_cache") is not True,
+        router=IS_ROUTER in info,
         image_text=image_text,
         image_pad=image_pad,
     )

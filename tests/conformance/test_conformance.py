@@ -10,6 +10,10 @@ import threading
 import pytest
 
 from parity.conformance import CASES, check_engine, images
+from parity.conformance.known import known_deviations
+from parity.conformance.probe import About
+from parity.engine import EngineProcess, router
+from parity.engine.process import reserve_port
 from parity.errors import EngineError, EngineUnavailable, UsageError
 from parity.findings import Level, Severity, Status
 
@@ -361,3 +365,27 @@ def test_a_case_that_takes_too_long_is_cut_off(through, monkeypatch):
         (finding,) = check_engine(url, control=True, cases=cases_named("abort_queued"))
     assert finding.fails
     assert "not through after" in finding.message
+
+
+def test_through_the_real_router_what_it_refuses_and_drops_is_named_as_its_own(checked_engine, tmp_path):
+    pytest.importorskip("sglang_router", reason="needs the package sglang-router")
+    of_router = known_deviations(About(router=True))
+    kept = cases_named(*of_router, "single_text", "native_8", "list_of_8", "seed_slots", "abort_idle")
+    with reserve_port() as metrics:
+        process = EngineProcess(
+            "router",
+            lambda port: router.command("round_robin", [checked_engine], port, metrics.getsockname()[1]),
+            environment=router.ENVIRONMENT,
+            log_dir=tmp_path,
+            start_timeout=60,
+            healthy=lambda port: router.ready(port, 1),
+        )
+        with process:
+            process.start()
+            findings = check_engine(process.url, cases=kept, control=True)
+    failing = {finding.check.removeprefix("engine_") for finding in findings if finding.status is Status.FAIL}
+    assert failing == of_router.keys()
+    assert not any(finding.fails for finding in findings)
+    assert all("sglang-router 0.3.2" in finding.message for finding in findings if finding.status is Status.FAIL)
+    (abort,) = [finding for finding in findings if finding.check == "engine_abort_idle"]
+    assert abort.status is Status.NOT_COMPARED and "a router has no such endpoint" in abort.message
