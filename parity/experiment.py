@@ -121,14 +121,17 @@ class ExperimentConfig:
             raise UsageError(f"--probe-share is a share of the prompts above 0 and up to 1, not {self.probe_share}")
         if "://" in self.engine and not self.control:
             raise UsageError(f"training pushes weights to {self.engine}: allow it with --control")
+        task = get_task(self.task)
         if self.plants:
             from parity.faults import parse_plant  # imports the statistics, which most commands need not wait for
 
             last = max(self.steps, self.twin_steps) - 1
             for text in self.plants:
-                if parse_plant(text)[1] > last:
+                fault, step = parse_plant(text)
+                if step > last:
                     raise UsageError(f"--plant {text}: steps count from 0, and the last one is {last}")
-        get_task(self.task)
+                if fault.needs_images and not task.has_images:
+                    raise UsageError(f"--plant {text}: task {task.name} shows no images; --task digits does")
 
     def to_json(self) -> dict[str, Any]:
         """The configuration as ``experiment.json`` holds it."""

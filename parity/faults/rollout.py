@@ -203,9 +203,10 @@ IN_RUN = frozenset(
         "shifted-logprobs",
         "copied-siblings",
         "logprobs-missing-in-arm",
+        "media-of-other-group",
     }
 )
-"""Faults of scored samples, whatever their number and lengths; the last leaves nothing to train on."""
+"""Faults of scored samples, whatever their number and lengths; without log-probs there is nothing to train on."""
 
 FAULTS = tuple(
     Fault(

@@ -227,6 +227,11 @@ class Fault:
     companions: tuple[str, ...] = ()
     in_run: bool = False
 
+    @property
+    def needs_images(self) -> bool:
+        """Whether it changes nothing unless prompts show images."""
+        return self.name.startswith("media-")
+
 
 @dataclass(frozen=True, slots=True)
 class Control:

@@ -143,6 +143,7 @@ def test_free_pairs_and_a_replay_of_them(parity: Parity, tmp_path: Path) -> None
         (("--steps", "0"), "--steps must be at least 1"),
         (("--plant", "gremlins@1"), "--plant takes NAME@STEP"),
         (("--plant", "exchanged-outputs@40"), "steps count from 0, and the last one is 39"),
+        (("--plant", "media-of-other-group@1"), "task arithmetic shows no images"),
         (("--resume",), "--resume needs --out"),
         (("--design", "replay"), "add --design paired"),
         (("--experiment", "streamed"), "'streamed' is not one of"),

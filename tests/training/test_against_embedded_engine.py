@@ -4,9 +4,9 @@ import pytest
 
 from parity.engine import open_engine
 from parity.training.config import TrainingConfig
-from parity.training.policy import build_policy, build_tokenizer, policy_config, save_policy
+from parity.training.policy import build_policy, build_tokenizer, image_policy_config, policy_config, save_policy
 from parity.training.rollouts import generate_rollout
-from parity.training.tasks import Arithmetic
+from parity.training.tasks import get_task
 from parity.training.trainer import Trainer
 
 CONFIG = TrainingConfig(groups_per_step=2, group_size=4, learning_rate=1e-2, updates_per_step=1, threads=1)
@@ -17,10 +17,20 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("embedded")
 
 
+@pytest.fixture(scope="module", params=["arithmetic", "digit-sum"])
+def task(request):
+    return get_task(request.param)
+
+
 @pytest.fixture(scope="module")
-def engine(folder):
-    config = policy_config(hidden_size=32, intermediate_size=32, num_hidden_layers=1)
-    checkpoint = save_policy(build_policy(0, config), folder / "checkpoint")
+def checkpoint(folder, task):
+    shape = image_policy_config if task.has_images else policy_config
+    config = shape(hidden_size=32, intermediate_size=32, num_hidden_layers=1)
+    return save_policy(build_policy(0, config), folder / task.name)
+
+
+@pytest.fixture(scope="module")
+def engine(folder, checkpoint):
     with open_engine("embedded", checkpoint, folder) as running:
         yield running
 
@@ -31,10 +41,10 @@ def reward_by_slot(step, samples):
         sample.reward = float(sample.index)
 
 
-async def rollout(client, arm, step):
+async def rollout(task, client, arm, step):
     return await generate_rollout(
-        task=Arithmetic(),
-        tokenizer=build_tokenizer(),
+        task=task,
+        tokenizer=build_tokenizer(images=task.has_images),
         config=CONFIG,
         step=step,
         seed=0,
@@ -47,11 +57,13 @@ async def rollout(client, arm, step):
     )
 
 
-async def test_the_engine_samples_from_the_policy_that_the_trainer_holds_before_and_after_a_weight_sync(engine, folder):
-    trainer = Trainer(folder / "checkpoint", CONFIG)
+async def test_the_engine_samples_from_the_policy_that_the_trainer_holds_before_and_after_a_weight_sync(
+    engine, checkpoint, task, folder
+):
+    trainer = Trainer(checkpoint, CONFIG, task=task)
     async with engine.client() as client:
         for step in range(2):
-            native, per_sample = [(await rollout(client, arm, step)).rollout for arm in ("native", "per-sample")]
+            native, per_sample = [(await rollout(task, client, arm, step)).rollout for arm in ("native", "per-sample")]
             apart = ["arm", "cached_tokens"]  # the two columns that an arm may change
             assert native.table.drop_columns(apart).equals(per_sample.table.drop_columns(apart))
             difference = trainer.train(native)["train/train_rollout_logprob_abs_diff"]
@@ -59,7 +71,7 @@ async def test_the_engine_samples_from_the_policy_that_the_trainer_holds_before_
             trainer.save(folder / "trained")
             await client.update_weights(folder / "trained", f"step-{step}")
         in_step, stale = [
-            trainer.train((await rollout(client, "native", step)).rollout)["train/train_rollout_logprob_abs_diff"]
+            trainer.train((await rollout(task, client, "native", step)).rollout)["train/train_rollout_logprob_abs_diff"]
             for step in (2, 3)  # the engine is not told of the weights that the first of them makes
         ]
         assert in_step < 1e-5

@@ -89,7 +89,8 @@ def _fault_entry(fault: Fault) -> str:
         f"- Seen in: {_origin(fault.origin)}",
     ]
     if fault.in_run:
-        lines.append(f"- In a run: `parity run --baseline --experiment native --plant {fault.name}@7`")
+        task = " --task digits" if fault.needs_images else ""
+        lines.append(f"- In a run: `parity run --baseline --experiment native{task} --plant {fault.name}@7`")
     return f"### {fault.name}\n\n" + "\n".join(lines)
 
 
