@@ -22,7 +22,7 @@ from parity.samples import FINISH_REASONS, Rollout
 Floats = npt.NDArray[np.float64]
 
 
-def rollout_metrics(rollout: Rollout, seconds: float) -> dict[str, float]:
+def rollout_metrics(rollout: Rollout, seconds: float, engines: int | None = None) -> dict[str, float]:
     """The metrics of one rollout by name; a metric whose column no sample has is absent, never zero.
 
     A column that only some samples have is averaged over those, and `rollout/missing/<column>` counts the others.
@@ -34,6 +34,7 @@ def rollout_metrics(rollout: Rollout, seconds: float) -> dict[str, float]:
     Args:
         rollout: The samples of one training step.
         seconds: Wall time from the first request to the last answer.
+        engines: How many engines there were, those that were sent nothing included; by default those in `engine_id`.
 
     Raises:
         InputError: The rollout has no samples, or `seconds` is not positive.
@@ -48,11 +49,33 @@ def rollout_metrics(rollout: Rollout, seconds: float) -> dict[str, float]:
         "rollout/groups": float(groups.max() + 1),
         "perf/rollout_time": float(seconds),
     }
-    metrics |= _length_metrics(rollout, seconds)
+    metrics |= _length_metrics(rollout, seconds, engines or len(set(rollout.strings("engine_id"))))
     metrics |= _reward_metrics(rollout, groups)
     metrics |= _finish_metrics(rollout)
     metrics |= _log_prob_metrics(rollout)
     metrics |= _cache_metrics(rollout)
+    return metrics
+
+
+def balance_metrics(rollout: Rollout, requests: Iterable[str | None], engines: Sequence[str]) -> dict[str, float]:
+    """How evenly a rollout fell on its engines: of requests and of response tokens, the spread over engines.
+
+    `perf/engine_requests/cv` is the standard deviation over the mean (population), `perf/engine_requests/max_over_mean`
+    the busiest engine over the mean; `perf/engine_tokens/...` the same of response tokens. Absent where there is none.
+
+    Args:
+        rollout: The samples of one training step, each with its `engine_id`.
+        requests: The engine of each request, as far as it is known.
+        engines: The names of all engines, those that were sent nothing included.
+    """
+    names = np.asarray(engines, dtype=object)[:, None]
+    asked = np.asarray(list(requests), dtype=object)
+    tokens = np.where(names == rollout.strings("engine_id"), rollout.ragged("output_ids").lengths, 0).sum(axis=1)
+    metrics = {}
+    for kind, loads in (("requests", (names == asked).sum(axis=1)), ("tokens", tokens)):
+        if loads.sum() > 0:
+            metrics[f"perf/engine_{kind}/cv"] = float(loads.std() / loads.mean())
+            metrics[f"perf/engine_{kind}/max_over_mean"] = float(loads.max() / loads.mean())
     return metrics
 
 
@@ -73,7 +96,7 @@ def _missing(name: str, known: npt.NDArray[np.bool_]) -> dict[str, float]:
     return {f"rollout/missing/{name}": float(lacking)} if 0 < lacking < len(known) else {}
 
 
-def _length_metrics(rollout: Rollout, seconds: float) -> dict[str, float]:
+def _length_metrics(rollout: Rollout, seconds: float, engines: int) -> dict[str, float]:
     lengths, known, metrics = _known(rollout, "response_length")
     if not known.any():
         ids = rollout.ragged("output_ids")
@@ -84,7 +107,6 @@ def _length_metrics(rollout: Rollout, seconds: float) -> dict[str, float]:
     lengths = np.where(mask.valid, trained, lengths)[known | mask.valid]
     if lengths.size == 0:
         return metrics
-    engines = len(set(rollout.strings("engine_id")))
     return metrics | {
         "rollout/response_len/mean": float(lengths.mean()),
         "rollout/response_len/median": float(np.median(lengths)),

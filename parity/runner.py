@@ -26,7 +26,7 @@ from parity.errors import EngineError, EngineUnavailable, InputError, ParityErro
 from parity.exchanges import Exchange
 from parity.experiment import LIST_TWIN, ExperimentConfig, Pair, engine_words, plan_pairs, weight_version
 from parity.faults import AfterScoring, planting
-from parity.metrics import rollout_metrics
+from parity.metrics import balance_metrics, rollout_metrics
 from parity.provenance import commit, versions
 from parity.replay import replaying_post
 from parity.samples import Rollout, Sample
@@ -378,7 +378,8 @@ async def _step(bench: _Bench, run: _Run, step: int) -> dict[str, Any]:
     run.trainer.save(run.store.checkpoint_path(step + 1))
     metrics = {
         "step": step,
-        **rollout_metrics(result.rollout, result.seconds),
+        **rollout_metrics(result.rollout, result.seconds, bench.config.workers),
+        **_balance(bench.config, result),
         **train,
         **group_metrics(result.reports),
         "perf/requests": float(len(result.exchanges) + len(result.compared_exchanges)),
@@ -389,6 +390,14 @@ async def _step(bench: _Bench, run: _Run, step: int) -> dict[str, Any]:
     run.store.append_metrics(metrics)
     run.store.prune_checkpoints(keep_from=step)
     return metrics
+
+
+def _balance(config: ExperimentConfig, result: RolloutResult) -> dict[str, float]:
+    """How a rollout fell on several workers; of two arms' groups, those that are trained on."""
+    if config.workers == 1:
+        return {}
+    engines = [f"{config.engine}-{index}" for index in range(config.workers)]
+    return balance_metrics(result.rollout, [exchange.engine_id for exchange in result.exchanges], engines)
 
 
 def _train(run: _Run, step: int, rollout: Rollout) -> dict[str, float]:

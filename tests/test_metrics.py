@@ -15,6 +15,7 @@ from parity.metrics import (
     Point,
     align,
     area_under_curve,
+    balance_metrics,
     curves_of_points,
     curves_of_run,
     late_mean,
@@ -46,6 +47,28 @@ def two_groups() -> list[Sample]:
         )
         for group, index, reward, length, reason in rows
     ]
+
+
+def test_the_spread_over_engines_worked_out_by_hand() -> None:
+    samples = two_groups()
+    for sample, engine, length in zip(samples, ("a", "b", "b", "unknown"), (4, 6, 2, 9), strict=True):
+        sample.engine_id, sample.output_ids = engine, [5] * length
+    metrics = balance_metrics(Rollout.from_samples(samples), ["a", "b", "b", None], ["a", "b", "c"])
+    assert metrics == pytest.approx(
+        {
+            "perf/engine_requests/cv": math.sqrt(((1 - 1) ** 2 + (2 - 1) ** 2 + (0 - 1) ** 2) / 3) / 1,
+            "perf/engine_requests/max_over_mean": 2.0,
+            "perf/engine_tokens/cv": math.sqrt(((4 - 4) ** 2 + (8 - 4) ** 2 + (0 - 4) ** 2) / 3) / 4,
+            "perf/engine_tokens/max_over_mean": 2.0,
+        }
+    )
+    assert balance_metrics(Rollout.from_samples(samples), [], ["c"]) == {}
+
+
+def test_engines_that_were_sent_nothing_count_for_tokens_an_engine() -> None:
+    rollout = Rollout.from_samples(two_groups())
+    alone, of_four = (rollout_metrics(rollout, 4.0, engines)["perf/tokens_per_gpu_per_sec"] for engines in (1, 4))
+    assert alone == 4 * of_four
 
 
 def test_a_rollout_worked_out_by_hand() -> None:
