@@ -29,6 +29,7 @@ from parity.errors import UsageError
 from parity.experiment import DESIGNS, ExperimentConfig
 from parity.reports.trackers import Targets
 from parity.training.config import TrainingConfig
+from parity.training.tasks import TASKS
 
 TRAINING = TrainingConfig()
 
@@ -37,6 +38,7 @@ Examples:
   parity run --baseline --experiment native
   parity run --baseline batched --experiment native --seeds 5 --steps 60
   parity run --baseline --experiment native --engine sglang --steps 30
+  parity run --baseline --experiment native --task digits
   parity run --baseline --experiment native --workers 3 --router cache_aware
   parity run --baseline --experiment native --design probe --seeds 1
   parity run --baseline --experiment native --plant exchanged-outputs@7
@@ -52,7 +54,7 @@ Examples:
 @click.option(
     "--control", is_flag=True, help="Allow weight updates on a deployment at a URL; it must see this file system."
 )
-@click.option("--task", default="arithmetic", show_default=True, help="The task that the policy is trained on.")
+@click.option("--task", default="arithmetic", show_default=True, help=f"What is trained: {', '.join(TASKS)}.")
 @click.option(
     "--design",
     "designs",
