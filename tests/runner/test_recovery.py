@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -17,6 +19,8 @@ from small_experiment import STEPS, TWIN, Parity, curves, stores
 from parity.engine import open_engine
 from parity.training.tasks import get_task
 from parity.training.warm_start import warm_start
+
+WORKERS = {"embedded-0", "embedded-1"}
 
 
 def wait_for_steps(out: Path, steps: int) -> None:
@@ -29,10 +33,6 @@ def wait_for_steps(out: Path, steps: int) -> None:
 def assert_same_curves(out: Path, undisturbed: Path) -> None:
     for store, reference in zip(stores(out), stores(undisturbed), strict=True):
         assert curves(store) == curves(reference)
-
-
-def events(out: Path, name: str) -> list[str]:
-    return [event["event"] for store in stores(out) for event in store.events() if event["event"] == name]
 
 
 def test_killed_runners_resume_to_the_same_curves(
@@ -51,7 +51,7 @@ def test_killed_runners_resume_to_the_same_curves(
     printed, errors = process.communicate(timeout=500)
     assert process.returncode == 0, printed + errors
     assert_same_curves(out, finished_twin[0])
-    assert events(out, "resume")
+    assert any(event["event"] == "resume" for store in stores(out) for event in store.events())
 
 
 def test_an_interrupt_says_how_to_go_on(parity: Parity, finished_twin: tuple[Path, str], tmp_path: Path) -> None:
@@ -69,18 +69,39 @@ def test_an_interrupt_says_how_to_go_on(parity: Parity, finished_twin: tuple[Pat
     assert_same_curves(out, finished_twin[0])
 
 
-def test_a_killed_engine_is_started_again(parity: Parity, finished_twin: tuple[Path, str], tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    process = parity("run", *TWIN, "--out", out)
-    wait_for_steps(out, 3)
+def started_by(process: subprocess.Popen[str]) -> dict[str, psutil.Process]:
+    """The router and the workers that a run has started, these by their ports."""
+    found = {}
     for child in psutil.Process(process.pid).children(recursive=True):
-        if child.status() != psutil.STATUS_ZOMBIE and "parity.engine.embedded" in child.cmdline():
-            child.kill()
+        with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+            line = child.cmdline()
+            if line[1:3] == ["-m", "parity.engine.embedded"]:
+                found[line[-1]] = child
+            elif line[0] == "sglang::router":
+                found["router"] = child
+    return found
+
+
+def test_a_worker_and_the_router_may_die_on_the_way(
+    parity: Parity, finished_twin: tuple[Path, str], tmp_path: Path
+) -> None:
+    pytest.importorskip("sglang_router", reason="needs the package sglang-router")
+    out = tmp_path / "out"
+    process = parity("run", *TWIN, "--workers", "2", "--router", "cache_aware", "--out", out)
+    wait_for_steps(out, 1)
+    running = started_by(process)
+    assert len(running) == 3
+    running["router"].kill()
+    wait_for_steps(out, 3)
+    next(worker for name, worker in running.items() if name != "router").kill()
     printed, errors = process.communicate(timeout=500)
     assert process.returncode == 0, printed + errors
     assert_same_curves(out, finished_twin[0])
-    assert events(out, "engine_restart") == ["engine_restart"]
-    assert sum(store.finished_steps() for store in stores(out)) == 2 * STEPS
+    restarted = [event for store in stores(out) for event in store.events() if event["event"] == "engine_restart"]
+    assert {event["engine_id"] for event in restarted} in [{"router", worker} for worker in WORKERS]
+    rollouts = [store.rollout(step) for store in stores(out) for step in range(STEPS)]
+    assert {engine for rollout in rollouts for engine in rollout.strings("engine_id")} == WORKERS
+    assert not psutil.wait_procs(running.values(), timeout=0)[1], "nothing is left running"
 
 
 @pytest.fixture
