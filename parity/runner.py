@@ -218,7 +218,7 @@ async def _run_pairs(
 ) -> None:
     async with engine.client() as client:
         seen = await detect_determinism(client.generate, await client.capabilities())
-        watcher.note(f"engine {config.engine}, as seen: {seen.summary}")
+        watcher.note(f"engine {config.engine}: {seen.summary}")
         capabilities, designs = seen.capabilities, choose_designs(config, seen)
         if LIST_TWIN in designs:
             watcher.note(f"{LIST_TWIN}: {LIST_TWIN_REACH}")

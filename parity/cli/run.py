@@ -60,8 +60,8 @@ Examples:
     "designs",
     type=click.Choice(DESIGNS),
     multiple=True,
-    help="How pairs are made; may be given several times. Default: twin then paired where the engine can seed, else "
-    "replay and paired.",
+    help="How pairs are made; may be given several times. Default: what the engine is seen to allow: twin and paired "
+    "where its seeds hold (list-twin where only lists carry one a sample), else replay and paired.",
 )
 @click.option("--seeds", type=int, default=3, show_default=True, help="Paired seeds, each one run an arm.")
 @click.option("--steps", type=int, default=40, show_default=True, help="Training steps of each paired or mixed run.")

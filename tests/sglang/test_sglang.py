@@ -14,9 +14,12 @@ from real_engine import needs_sglang
 from parity.conformance import CASES, check_engine
 from parity.conformance.known import known_deviations
 from parity.conformance.probe import About
+from parity.designs import choose_designs
 from parity.engine import open_engine
-from parity.errors import EngineError
+from parity.engine.detection import detect_determinism
+from parity.errors import EngineError, UsageError
 from parity.exchanges import read_exchanges
+from parity.experiment import ExperimentConfig
 from parity.findings import Status
 from parity.training.policy import build_policy, load_policy, policy_config, save_policy
 from rollout_patch import ARMS, Capabilities, RequestFailed, SampleRequest, generate_group
@@ -198,6 +201,18 @@ async def test_a_group_comes_by_each_arm(engine, arm, requests):
     assert (report.arm_used, report.reasons, report.requests) == (arm, (), requests)
     assert all(len(sample.output.logprobs) == len(sample.output.output_ids) > 0 for sample in samples)
     assert len({tuple(sample.output.output_ids) for sample in samples}) > 1, "eight free samples are not one"
+
+
+async def test_it_ignores_seeds_and_says_so_so_that_a_recording_takes_a_twins_place(engine):
+    async with engine.client() as client:
+        seen = await detect_determinism(client.generate, await client.capabilities())
+    assert (seen.repeats.holds, seen.in_any_batch.holds, seen.seeds_differ.holds) == (False, False, True)
+    assert (seen.free_per_sample.holds, seen.free_batched.holds, seen.free_native.holds) == (True, True, True)
+    assert (seen.clones, seen.contradictions) == ((), ())
+    assert seen.capabilities == Capabilities(free_clones=False)
+    assert choose_designs(ExperimentConfig("per-sample", "native"), seen) == ("replay", "paired")
+    with pytest.raises(UsageError, match="does not honour sampling_seed"):
+        choose_designs(ExperimentConfig("per-sample", "native", designs=("twin",)), seen)
 
 
 def test_it_deviates_from_the_protocol_where_that_is_known_and_nowhere_else(engine):
