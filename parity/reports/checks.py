@@ -11,6 +11,7 @@ from rich.text import Text
 
 from parity.checking import CheckResult, CheckVerdict
 from parity.findings import Finding, Status
+from parity.reports.words import one_line
 
 CASES_SHOWN = 3
 FILES_SHOWN = 3
@@ -41,7 +42,9 @@ def print_checks(result: CheckResult, console: Console) -> None:
 def _cases(findings: Sequence[Finding]) -> str:
     """The first cases of a check, a line each."""
     found = [finding for finding in findings if finding.status in (Status.FAIL, Status.INCONCLUSIVE)]
-    lines = [f"{finding.where}: {finding.message.rpartition(' (')[0] or finding.message}" for finding in found]
+    lines = [
+        one_line(f"{finding.where}: {finding.message.rpartition(' (')[0] or finding.message}") for finding in found
+    ]
     more = [f"and {len(lines) - CASES_SHOWN} more in --json"] if len(lines) > CASES_SHOWN else []
     return "\n".join([*lines[:CASES_SHOWN], *more])
 
@@ -60,7 +63,7 @@ def _print_omissions(result: CheckResult, console: Console) -> None:
     others: dict[str, list[str]] = {}
     for one in result.omissions:
         if one.damaged:
-            console.print(Text(f"not read: {one.path}: {one.reason}", style="red"))
+            console.print(Text(f"not read: {one.path}: {one_line(one.reason)}", style="red"))
         else:
             others.setdefault(one.reason, []).append(str(one.path))
     for reason, paths in others.items():

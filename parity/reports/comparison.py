@@ -10,6 +10,7 @@ from rich.text import Text
 from parity.findings import Finding, Level, Status, Verdict
 from parity.reports import text
 from parity.reports.document import Report
+from parity.reports.words import one_line
 
 SHOWN = 12
 """Remarks that are printed; report.md has the others."""
@@ -29,19 +30,20 @@ def print_comparison(report: Report, console: Console) -> None:
     if table.row_count:
         console.print(table)
     for finding in deciding:
-        line = f"  {text.status(finding.status)}: {finding.message}"
+        line = f"  {text.status(finding.status)}: {one_line(finding.message)}"
         console.print(Text(line, style=_COLOUR_OF_STATUS.get(finding.status, "")))
     for finding in report.findings:
         if finding.level is Level.COST:
-            console.print(Text(f"  {finding.level.rung} {text.status(finding.status)}: {finding.message}"))
+            said = one_line(finding.message)
+            console.print(Text(f"  {finding.level.rung} {text.status(finding.status)}: {said}"))
     _print_remarks([finding for finding in report.findings if _is_remark(finding)], console)
     verdict = report.verdict.verdict
-    console.print(Text(text.headline(report), style=f"bold {_COLOUR_OF_VERDICT[verdict]}"))
+    console.print(Text(one_line(text.headline(report)), style=f"bold {_COLOUR_OF_VERDICT[verdict]}"))
 
 
 def _print_remarks(remarks: list[Finding], console: Console) -> None:
     for finding in remarks[:SHOWN]:
-        console.print(Text(f"  {text.said(finding)}", style="dim"))
+        console.print(Text(f"  {one_line(text.said(finding))}", style="dim"))
     if len(remarks) > SHOWN:
         console.print(Text(f"  {len(remarks) - SHOWN} more remarks are in report.md", style="dim"))
 

@@ -9,6 +9,9 @@ from parity.reports import markdown, text
 from parity.reports.document import Report
 from parity.reports.words import Language
 
+LONGEST = 4_000
+"""Characters of an annotation's text; a longer one ends in an ellipsis."""
+
 MOST = 10
 """Annotations of one kind that GitHub shows for a step."""
 
@@ -41,6 +44,7 @@ def _commands(kind: str, findings: tuple[Finding, ...] | list[Finding], most: in
 
 
 def _command(kind: str, title: str, message: str) -> str:
+    message = message if len(message) <= LONGEST else f"{message[:LONGEST]} …"
     escaped = title
     for character in "%\r\n:,":
         escaped = escaped.replace(character, f"%{ord(character):02X}")

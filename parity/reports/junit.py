@@ -12,6 +12,9 @@ from parity.findings import Finding, Level, Status
 if TYPE_CHECKING:
     from parity.reports.document import Report  # imports scipy, which takes seconds
 
+LONGEST = 10_000
+"""Characters of a text; a longer one ends in an ellipsis, and report.json has it whole."""
+
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
@@ -72,4 +75,4 @@ def _count(element: ElementTree.Element) -> None:
 
 def _xml(value: str) -> str:
     """Text without the characters that XML 1.0 cannot hold (section 2.2), each shown as U+FFFD."""
-    return _NOT_XML.sub("\ufffd", value)
+    return _NOT_XML.sub("\ufffd", value if len(value) <= LONGEST else f"{value[:LONGEST]} …")

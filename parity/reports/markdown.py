@@ -13,7 +13,7 @@ from parity.reports.data import plain
 from parity.reports.document import Mark, Report
 from parity.reports.plots import Picture
 from parity.reports.sentences import in_language
-from parity.reports.words import Language, Say, speaker
+from parity.reports.words import Language, Say, one_line, speaker
 
 LIMIT = 64_000
 """Bytes; GitHub cuts a comment off at 65,536 characters."""
@@ -22,7 +22,6 @@ _CELL = 400
 _FAILING = 10
 _LISTED = 20
 _LONG = 6_000
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]+")
 _MARKUP = re.compile(r"([\\`*{}\[\]|~$]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9]))")
 _AUTOLINK = re.compile(r"@|#|:(?=//)|\bwww", re.IGNORECASE)
 _BREAK = "&#8203;"
@@ -80,8 +79,7 @@ def _fit(blocks: Sequence[str], say: Say) -> list[str]:
 
 def escape(value: object) -> str:
     """Text as one line of Markdown that reads as written: no markup, HTML, mention, reference, link or formula."""
-    line = _CONTROL.sub(" ", str(value))
-    line = line if len(line) <= _CELL else f"{line[:_CELL]} …"
+    line = one_line(value, _CELL)
     line = _MARKUP.sub(r"\\\1", line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;"))
     return _AUTOLINK.sub(lambda match: match[0] + _BREAK, line)
 

@@ -25,7 +25,7 @@ from scipy import stats
 from parity.findings import Finding, Level
 from parity.metrics import Curve, align
 from parity.reports.document import ADVANTAGE, ROUNDING, Report
-from parity.reports.text import in_log
+from parity.reports.text import factor_of, in_log
 from parity.reports.words import Say, english
 
 BASELINE, EXPERIMENT = "#0072B2", "#D55E00"
@@ -55,6 +55,9 @@ NOT_NEGATIVE = frozenset(
 )
 FROM_ZERO = frozenset(metric for metric, _ in COST_PANELS)
 """Ratios are read off these, so that their axes start at 0."""
+
+LARGEST_DRAWN = 1e150
+"""From here on a value is as good as infinite: its square is no float."""
 
 MARKERS = {"engine_restart": "^", "resume": ">", "abort": "s", "collapse": "X"}
 
@@ -165,9 +168,9 @@ def _panel(axis: Axes, report: Report, arms: Mapping[str, Sequence[str]], metric
             width = (3.0 if arm == report.baseline else 1.4) if alone else 0.8
             style = dashes if alone else "-"
             axis.plot(
-                curve.steps, _finite(curve.values), style, color=colour, linewidth=width, alpha=0.9 if alone else 0.45
+                curve.steps, _drawable(curve.values), style, color=colour, linewidth=width, alpha=0.9 if alone else 0.45
             )
-            lost = curve.steps[~np.isfinite(curve.values)]
+            lost = curve.steps[~np.isfinite(_drawable(curve.values))]
             axis.plot(lost, np.full(len(lost), 0.03), "x", color=colour, transform=axis.get_xaxis_transform())
             _draw_marks(axis, report, curve, colour)
         if curves and not alone:
@@ -187,7 +190,7 @@ def _panel(axis: Axes, report: Report, arms: Mapping[str, Sequence[str]], metric
 def _draw_mean(axis: Axes, metric: str, curves: Sequence[Curve], colour: str, dashes: str, banded: bool) -> None:
     """The mean over runs at their common steps and, where banded, its pointwise t interval over runs."""
     aligned = align(curves)
-    values = _finite(aligned.values)
+    values = _drawable(aligned.values)
     mean = values.mean(axis=0)
     axis.plot(aligned.steps, mean, dashes, color=colour, linewidth=2.2)
     if banded and len(curves) > 1:
@@ -203,14 +206,14 @@ def _margin(report: Report, arms: Mapping[str, Sequence[str]], metric: str) -> F
     if arms != report.compared_runs:
         return None
     of_metric = (finding for finding in report.findings if finding.where.field == metric)
-    return next((finding for finding in of_metric if isinstance(finding.evidence.get("margin"), (int, float))), None)
+    return next((finding for finding in of_metric if math.isfinite(finding.evidence.get("margin", math.nan))), None)
 
 
 def _draw_margin(axis: Axes, curves: Sequence[Curve], held: Finding) -> None:
     """The margin around the mean of the baseline's runs."""
     aligned = align(curves)
-    middle, margin = _finite(aligned.values).mean(axis=0), held.evidence["margin"]
-    factor = math.exp(margin)
+    middle, margin = _drawable(aligned.values).mean(axis=0), held.evidence["margin"]
+    factor = factor_of(margin)
     low, high = (middle / factor, middle * factor) if in_log(held) else (middle - margin, middle + margin)
     low = np.maximum(low, 0) if aligned.metric in NOT_NEGATIVE else low
     inside, edge = (0.5, 0.5, 0.5, 0.1), (0.3, 0.3, 0.3, 0.6)
@@ -223,7 +226,7 @@ def _draw_marks(axis: Axes, report: Report, curve: Curve, colour: str) -> None:
         if mark.run != curve.run:
             continue
         at = np.flatnonzero(curve.steps == mark.step)
-        known = len(at) > 0 and np.isfinite(curve.values[at[0]])
+        known = len(at) > 0 and np.isfinite(_drawable(curve.values)[at[0]])
         height = float(curve.values[at[0]]) if known else 0.03
         transform = axis.transData if known else axis.get_xaxis_transform()
         marker = MARKERS[mark.kind]
@@ -232,9 +235,9 @@ def _draw_marks(axis: Axes, report: Report, curve: Curve, colour: str) -> None:
         )
 
 
-def _finite(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """The values with NaN, which leaves a gap, in place of infinities, which would stretch the axis."""
-    return np.where(np.isfinite(values), values, np.nan)
+def _drawable(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """The values with NaN, which leaves a gap, in place of those that an axis cannot reach."""
+    return np.where(np.abs(values) < LARGEST_DRAWN, values, np.nan)
 
 
 def _style(report: Report, arm: str) -> tuple[str, Literal["-", "--"]]:
@@ -263,7 +266,7 @@ def _legend(report: Report, arms: Mapping[str, Sequence[str]], metrics: Sequence
     if _first_difference(report, arms) is not None:
         handles.append(Line2D([], [], color="0.2", linestyle=":", linewidth=1.2, label="first difference (L2)"))
     drawn = [report.curves[name][metric] for name in names_drawn for metric in metrics if metric in report.curves[name]]
-    if not all(np.isfinite(curve.values).all() for curve in drawn):
+    if not all(np.isfinite(_drawable(curve.values)).all() for curve in drawn):
         handles.append(Line2D([], [], linestyle="", marker="x", color="0.4", label="NaN or infinite"))
     return handles
 

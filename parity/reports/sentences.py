@@ -21,10 +21,12 @@ from parity.reports.words import Language, speaker
 
 _PLACES = {
     "": ".+?",
-    "said": ".+?",
     "word": r"\S+?",
     "number": r"[+-]?(?:\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?|inf|nan)%?",
 }
+_SAID = (".+?", ".+")
+"""The shortest part that may stand there, and the longest."""
+
 _LONG = 1_000
 """Characters of a sentence from which on it stays as it is: what engines answer may be quoted in it."""
 _DEPTH = 8
@@ -76,8 +78,8 @@ def translate(sentence: str, language: Language, depth: int = 0) -> str | None:
         return known[sentence]
     if len(sentence) > _LONG or depth > _DEPTH:
         return None
-    for pattern, translation, parts in _patterns(language):
-        if match := pattern.fullmatch(sentence):
+    for longest, pattern, translation, parts in _patterns(language):
+        if longest in sentence and (match := pattern.fullmatch(sentence)):
             values: dict[str, str | None] = match.groupdict()
             values |= {name: translate(str(values[name]), language, depth + 1) for name in parts}
             if None not in values.values():
@@ -86,16 +88,18 @@ def translate(sentence: str, language: Language, depth: int = 0) -> str | None:
 
 
 @cache
-def _patterns(language: Language) -> list[tuple[re.Pattern[str], str, tuple[str, ...]]]:
-    """Of each template with places: its pattern, its translation, and the places that are translated too."""
+def _patterns(language: Language) -> list[tuple[str, re.Pattern[str], str, tuple[str, ...]]]:
+    """Of each template with places: its longest piece, its pattern and translation, and which places are said too."""
     patterns = []
     for template, translation in sentences(language).items():
         fields = list(string.Formatter().parse(template))
         if any(name for _, name, _, _ in fields):
-            pattern = "".join(
-                re.escape(literal) + (f"(?P<{name}>{_PLACES[kind or '']})" if name else "")
-                for literal, name, kind, _ in fields
-            )
-            said = tuple(name for _, name, kind, _ in fields if name and kind == "said")
-            patterns.append((re.compile(pattern, re.DOTALL), translation, said))
+            longest = max((literal for literal, *_ in fields), key=len)
+            parts = tuple(name for _, name, kind, _ in fields if name and kind == "said")
+            for said in _SAID if parts else _SAID[:1]:
+                pattern = "".join(
+                    re.escape(literal) + (f"(?P<{name}>{_PLACES.get(kind or '', said)})" if name else "")
+                    for literal, name, kind, _ in fields
+                )
+                patterns.append((longest, re.compile(pattern, re.DOTALL), translation, parts))
     return patterns

@@ -10,6 +10,7 @@ from rich.text import Text
 from parity.findings import Status, Verdict
 from parity.reports import text
 from parity.reports.document import Report, Row
+from parity.reports.words import one_line
 
 FAILING_SHOWN = 5
 NAME_WIDTH = 17
@@ -34,17 +35,17 @@ def print_report(report: Report, console: Console) -> None:
     console.print(table)
     console.print(Text(text.basis(report), style="dim"))
     for finding in report.failing[:FAILING_SHOWN]:
-        console.print(Text(f"  {finding.level.rung} {text.said(finding)}", style="red"))
+        console.print(Text(f"  {finding.level.rung} {one_line(text.said(finding))}", style="red"))
     if (more := len(report.failing) - FAILING_SHOWN) > 0:
         console.print(Text(f"  {more} more failing findings are in report.md", style="red"))
     undecided = [finding for finding in report.findings if finding.status is Status.INCONCLUSIVE]
     for finding in undecided[:FAILING_SHOWN]:
-        console.print(Text(f"  {finding.level.rung} {text.said(finding)}", style="yellow"))
+        console.print(Text(f"  {finding.level.rung} {one_line(text.said(finding))}", style="yellow"))
     for reason in text.reasons(report):
-        console.print(Text(f"  {reason}"))
-    console.print(Text(text.headline(report), style=f"bold {_COLOUR_OF_VERDICT[report.verdict.verdict]}"))
+        console.print(Text(f"  {one_line(reason)}"))
+    console.print(Text(one_line(text.headline(report)), style=f"bold {_COLOUR_OF_VERDICT[report.verdict.verdict]}"))
     for sentence in filter(None, (text.planted(report), text.not_shown(report))):
-        console.print(Text(sentence))
+        console.print(Text(one_line(sentence)))
 
 
 def _cells(row: Row) -> list[str]:

@@ -12,6 +12,8 @@ from parity.reports.words import Say, english
 
 NOT_COMPARED = "not compared"
 TIMES = "\u00d7"
+_LARGEST_LOG = 700.0
+"""Above this, e to its power is no float."""
 COLUMNS = ("", "baseline", "experiment", "difference", "test", "finding")
 OUTCOME_COLUMNS = (
     "run",
@@ -258,7 +260,7 @@ def how_tested(finding: Finding, say: Say = english) -> str:
     parts = [say(str(evidence["summary"])), method] if "summary" in evidence else [method]
     if isinstance(evidence.get("margin"), (int, float)):
         margin = evidence["margin"]
-        factor = f"{TIMES}/÷ {number(math.exp(margin))}"
+        factor = f"{TIMES}/÷ {number(factor_of(margin))}"
         scale = say("{factor}, which in the log is ", factor=factor) if in_log(finding) else ""
         parts.append(say("margin {scale}±{margin}", scale=scale, margin=number(margin)))
     level = 90 if "margin" in evidence and finding.status is not Status.FAIL else 95
@@ -275,6 +277,11 @@ def how_tested(finding: Finding, say: Say = english) -> str:
 def in_log(finding: Finding) -> bool:
     """Whether the finding's margin is one of the metric's log."""
     return str(finding.evidence.get("summary", "")).endswith("of the log")
+
+
+def factor_of(margin: float) -> float:
+    """The factor that a margin of the log is."""
+    return math.exp(margin) if margin < _LARGEST_LOG else math.inf
 
 
 def cost_cells(row: CostRow, say: Say = english) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import resources
@@ -10,6 +11,9 @@ from typing import Literal, get_args
 
 Language = Literal["en", "zh"]
 LANGUAGES: tuple[Language, ...] = get_args(Language)
+
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]+")
+"""Characters that are not text: they move a cursor, turn a line's direction, or are half of one."""
 
 Say = Callable[..., str]
 """A text of the report in its language: a template in English, and by name the values of its ``{places}``."""
@@ -36,3 +40,9 @@ def speaker(language: Language) -> Say:
 
 
 english = speaker("en")
+
+
+def one_line(value: object, longest: int = 1_000) -> str:
+    """Text as one line that steers no terminal and turns no direction, cut with an ellipsis where it is too long."""
+    line = CONTROL.sub(" ", str(value))
+    return line if len(line) <= longest else f"{line[:longest]} …"

@@ -13,7 +13,7 @@ import jsonschema
 import pytest
 
 from parity.findings import Finding, Level, Severity, Status, Where
-from parity.reports import data, junit, plots
+from parity.reports import data, junit, plots, text
 from parity.reports.document import RunRecord
 from parity.reports.write import write_report
 
@@ -112,6 +112,12 @@ def test_junit_has_one_case_a_check(build):
     assert skipped == {"not compared: no context length", "inconclusive: 4 more runs an arm"}
 
 
+def test_junit_cuts_what_is_long_and_says_so(build):
+    content = junit.render(build(findings=[finding("x", Status.FAIL, "y" * 1_000_000)]))
+    assert len(content) < 4 * junit.LONGEST
+    assert "y …" in ElementTree.fromstring(content).find(".//failure").get("message")
+
+
 def test_junit_holds_what_xml_cannot(build):
     root = ElementTree.fromstring(junit.render(build(findings=[finding("x", Status.FAIL, "<a> & \x00\x1b\ud800 ]]>")])))
     failure = root.find(".//failure")
@@ -165,9 +171,27 @@ def test_an_infinite_value_in_a_banded_mean_is_drawn_as_a_gap(build):
             for seed in range(3)
         ]
 
-    infinite, lost = (plots.draw(build(runs=runs(value)))[0] for value in (math.inf, math.nan))
+    infinite, huge, lost = (plots.draw(build(runs=runs(value)))[0] for value in (math.inf, -1e308, math.nan))
     assert "The band is" in infinite.caption
-    assert infinite.content == lost.content
+    assert infinite.content == huge.content == lost.content
+
+
+@pytest.mark.parametrize("margin", [1e6, math.nan, math.inf])
+def test_a_margin_without_an_end_is_said_and_drawn_nowhere(build, margin):
+    evidence = {"margin": margin, "summary": "late median of the log", "method": "t"}
+    where = Where(field="train/grad_norm")
+    held = Finding("training_parity", Level.TRAINING, Status.PASS, "inside", where, evidence=evidence)
+    built = build(findings=[held])
+    assert f"margin {text.TIMES}/" in text.row_cells(built.rows[-1])[4]
+    assert plots.draw(built)
+
+
+def test_the_margin_of_a_finding_is_drawn_around_the_baseline_and_told(build, report):
+    margins = [finding for finding in report.findings if finding.check == "training_parity"]
+    with_margin, without = (plots.draw(build(findings=findings))[0] for findings in (margins, []))
+    assert "around the baseline's mean" in with_margin.caption
+    assert "around the baseline's mean" not in without.caption
+    assert with_margin.content != without.content
 
 
 def test_a_report_is_written_whole_and_the_same_bytes_each_time(build, tmp_path):

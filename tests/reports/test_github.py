@@ -42,6 +42,12 @@ def test_what_fails_is_an_error_with_its_place_and_nothing_ends_a_command_early(
     assert message == "100 %\r\n::error::forged, ? at run native-seed0, step 3"
 
 
+def test_a_long_message_is_cut(build):
+    lines = github.workflow_commands(build(findings=[failing(3, "x" * 1_000_000)]))
+    assert max(map(len, lines)) < github.LONGEST + 200
+    assert "x …" in parsed(lines[1])[2]
+
+
 def test_more_than_github_shows_are_counted(build):
     lines = [parsed(line) for line in github.workflow_commands(build(findings=[failing(step) for step in range(40)]))]
     assert [line[0] for line in lines] == ["error"] * 10

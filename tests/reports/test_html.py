@@ -82,8 +82,11 @@ def write_runs(directory: Path) -> list[RunRecord]:
             rollout = Rollout.from_samples([sample_of(arm, step, *place) for place in places])
             store.write_step(step, rollout, [])
             reward = 0.125 * step + (arm == "native")
+            huge = 1e308 * (-1) ** step
             lost = float("nan") if step == 3 else -2.0
-            store.append_metrics({"step": step, "rollout/raw_reward": reward, "train/loss": lost, "constructor": 1.0})
+            store.append_metrics(
+                {"step": step, "rollout/raw_reward": reward, "train/loss": lost, "constructor": 1.0, "huge": huge}
+            )
         for event in ("start", "retry", "constructor"):
             store.append_event(event, 1000.0, step=1, message=HOSTILE[1][0])
         runs.append(RunRecord(store.name, arm, 0, "twin", store.metrics(), {"message": HOSTILE[1][0]}, store.events()))
@@ -313,7 +316,7 @@ def test_curves_show_their_values_and_runs_are_switched_off(opened: Opener) -> N
     page = opened()
     page.go("#metrics")
     reward = page.tab.locator("[data-metric='rollout/raw_reward']")
-    assert page.tab.locator("figure").count() == 3
+    assert page.tab.locator("figure").count() == 4
     assert reward.locator("path").count() == 2
     box = reward.locator("svg").bounding_box()
     middle = box["x"] + box["width"] * (62 + (540 - 62 - 12) / 2) / 540
@@ -327,6 +330,15 @@ def test_curves_show_their_values_and_runs_are_switched_off(opened: Opener) -> N
     ]
     page.tab.get_by_text("log scale").click()
     assert "not above 0" in page.tab.locator("figcaption").inner_text()
+
+
+def test_values_that_no_axis_reaches_are_told_and_break_no_path(opened: Opener) -> None:
+    page = opened()
+    page.go("#metrics")
+    huge = page.tab.locator("[data-metric='huge']")
+    assert "10 values that are NaN or infinite are not drawn" in huge.locator("figcaption").inner_text()
+    drawn = page.tab.locator("figure path").evaluate_all("paths => paths.map((path) => path.getAttribute('d'))")
+    assert not any("NaN" in path or "Infinity" in path for path in drawn)
 
 
 def test_dragging_zooms_every_chart_and_a_click_opens_the_step(opened: Opener) -> None:
@@ -409,7 +421,7 @@ def test_the_legend_names_what_is_drawn_and_switches_bands_off_and_paper_keeps_b
 def test_the_first_difference_of_a_twin_is_marked_on_every_curve_and_a_sound_pair_has_none(opened: Opener) -> None:
     page = opened()
     page.go("#metrics")
-    assert page.tab.locator("figure .differs").count() == page.tab.locator("figure").count() == 3
+    assert page.tab.locator("figure .differs").count() == page.tab.locator("figure").count() == 4
     assert "first difference (L2)" in page.tab.locator(".legend").inner_text()
     assert "margin" not in page.tab.locator(".legend").inner_text()
     sound = opened("pairs")

@@ -14,6 +14,7 @@ from parity.findings import Finding, Level, Status, Where
 from parity.reports import markdown
 from parity.reports.document import Report, RunRecord
 from parity.reports.plots import Picture
+from parity.reports.words import CONTROL
 
 PARSER = MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"])
 PICTURE = Picture("curves-paired.png", "Curves", "Thin lines are runs.", b"")
@@ -200,7 +201,7 @@ def test_any_text_is_one_line_that_reads_as_written(value):
         child.content for token in PARSER.parseInline(f"x{escaped}x") for child in token.children or ()
     ).replace(ZERO_WIDTH_SPACE, "")
     assert "\n" not in escaped
-    expected = re.sub(markdown._CONTROL, " ", value).replace(ZERO_WIDTH_SPACE, "")
+    expected = re.sub(CONTROL, " ", value).replace(ZERO_WIDTH_SPACE, "")
     assert shown == f"x{expected}x"
 
 

@@ -110,6 +110,14 @@ def test_colour_is_left_out_when_the_user_wants_none(report, monkeypatch):
     assert "32m" not in printed(report, force_terminal=True, color_system="standard")
 
 
+def test_no_message_steers_a_terminal_or_floods_it(build):
+    hostile = "\x1b]0;title\x07\x1b[2J \ud800 \u202e" + "x" * 1_000_000
+    shown = printed(build(findings=[Finding("odd", Level.CONTRACT, Status.FAIL, hostile)]))
+    assert "]0;title" in shown
+    assert not set(shown) & {"\x1b", "\x07", "\ud800", "\u202e"}
+    assert len(shown) < 10_000
+
+
 def test_markup_in_a_message_is_text_on_a_terminal(report, build):
     fault = Finding("reward_recomputed", Level.CONTRACT, Status.FAIL, "[red]not[/red] [/] markup")
     assert "[red]not[/red] [/] markup" in printed(build(findings=[*report.findings, fault]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import math
 from collections.abc import Mapping
 from importlib import resources
 from string import Template
@@ -140,7 +141,7 @@ def _margins(report: Report, number: Mapping[int, int], say: Say) -> dict[str, d
             "found": text.outcome(finding, say),
         }
         for finding in reversed(report.findings)
-        if finding.where.field and isinstance(finding.evidence.get("margin"), (int, float))
+        if finding.where.field and math.isfinite(finding.evidence.get("margin", math.nan))
     }
 
 

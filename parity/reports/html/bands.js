@@ -61,7 +61,7 @@ function bandPath(band, first, last, x, y, log) {
   band.steps.forEach((step, at) => {
     const { low, high } = { low: band.low[at], high: band.high[at] };
     if (step < first || step > last) return;
-    if (!Number.isFinite(low + high) || (log && high <= 0)) pieces.push([]);
+    if (!(Math.abs(low) < LARGEST && Math.abs(high) < LARGEST) || (log && high <= 0)) pieces.push([]);
     else pieces.at(-1).push([x(step), y(high), log && low <= 0 ? CHART.height - CHART.bottom : y(low)]);
   });
   const point = (place, height) => `${place.toFixed(1)} ${height.toFixed(1)}`;

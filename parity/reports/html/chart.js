@@ -1,6 +1,7 @@
 // One metric's curves as SVG: values under the pointer, zoom by dragging, the same by keyboard.
 
 const CHART = { width: 540, height: 250, left: 62, right: 12, top: 12, bottom: 30 };
+const LARGEST = 1e150; // from here on a value is as good as infinite: its square is
 const MARKS = { engine_restart: "▲", resume: "▶", abort: "▼", collapse: "✖" };
 
 // drawn: lines [{name, arm, steps, values, mean}], bands [{kind, steps, low, high}], marks, the step at which the runs
@@ -10,7 +11,7 @@ function chart(metric, { lines, bands, marks, differs, note }, state, onRange, o
   const steps = [...new Set(lines.flatMap((line) => line.steps))].sort((one, two) => one - two);
   const [first, last] = state.range ?? [steps[0] ?? 0, steps.at(-1) ?? 1];
   const inRange = (steps, values) => values.filter((_, at) => steps[at] >= first && steps[at] <= last);
-  const isDrawable = (value) => Number.isFinite(value) && (!state.log || value > 0);
+  const isDrawable = (value) => Math.abs(value) < LARGEST && (!state.log || value > 0);
   const shown = lines.flatMap((line) => inRange(line.steps, line.values));
   const drawable = shown.filter(isDrawable);
   const around = bands.flatMap(({ steps, low, high }) => [...inRange(steps, low), ...inRange(steps, high)]);
@@ -144,7 +145,7 @@ function pathOf(line, first, last, x, y, log) {
   let drawing = false;
   line.steps.forEach((step, at) => {
     const value = line.values[at];
-    if (step < first || step > last || !Number.isFinite(value) || (log && value <= 0)) {
+    if (step < first || step > last || !(Math.abs(value) < LARGEST) || (log && value <= 0)) {
       drawing = false;
       return;
     }

@@ -14,6 +14,9 @@ from parity.reports import text
 from parity.reports.document import Report
 from parity.reports.plots import BASELINE, COST_PANELS, CURVE_PANELS, EXPERIMENT
 
+LONGEST = 4_000
+"""Characters of one text; report.json has it whole."""
+
 FILES = ("report.html", "report.md", "report.json", "junit.xml")
 
 
@@ -47,7 +50,7 @@ def tracked_runs(report: Report) -> list[TrackedRun]:
             for name in names
             if name.startswith(f"{run.run}/")
         }
-        settings = {"seed": str(run.seed), "status": run.status, "message": run.message, "steps": str(run.steps)}
+        settings = {"seed": str(run.seed), "status": run.status, "message": shown(run.message), "steps": str(run.steps)}
         for name, arm in arms.items():
             if curves := report.curves.get(name):
                 tags = ("parity", arm, run.design, run.status)
@@ -59,7 +62,7 @@ def tracked_runs(report: Report) -> list[TrackedRun]:
 def provenance(report: Report) -> dict[str, str]:
     """What the experiment was made with, as text."""
     source = report.provenance
-    return {
+    facts = {
         "commands": "\n".join(source.commands),
         "commit": source.commit,
         "task": source.task,
@@ -69,6 +72,7 @@ def provenance(report: Report) -> dict[str, str]:
         **{f"margin {metric}": str(margin) for metric, margin in source.margins.items()},
         **{f"version {name}": version for name, version in source.versions.items()},
     }
+    return {shown(name): shown(value) for name, value in facts.items()}
 
 
 def title(report: Report) -> str:
@@ -84,7 +88,13 @@ def label(directory: Path) -> str:
 def words(report: Report) -> str:
     """The verdict with what it rests on and leaves open, a line each."""
     lines = (text.headline(report), text.planted(report), text.not_shown(report), *text.reasons(report))
-    return "\n".join(filter(None, lines))
+    return "\n".join(map(shown, filter(None, lines)))
+
+
+def shown(value: object) -> str:
+    """Text that every tracker can store: of some length at most, with ``?`` for what is no character."""
+    said = str(value)
+    return (said if len(said) <= LONGEST else f"{said[:LONGEST]} …").encode(errors="replace").decode()
 
 
 def numbers(report: Report) -> dict[str, float]:
@@ -100,6 +110,10 @@ def numbers(report: Report) -> dict[str, float]:
 
 def tables(report: Report) -> dict[str, list[Sequence[str]]]:
     """Tables by title, each a list of rows of text, the first of them the head."""
+    return {title: [[shown(cell) for cell in row] for row in rows] for title, rows in _tables(report).items()}
+
+
+def _tables(report: Report) -> dict[str, list[Sequence[str]]]:
     cost_head = ("", "baseline", "experiment", "experiment / baseline")
     return {
         "eight metrics": [text.COLUMNS, *map(text.row_cells, report.rows)],

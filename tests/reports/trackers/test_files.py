@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,9 @@ import pytest
 from parity.cli import main
 from parity.curves import read_runs
 from parity.errors import UsageError
+from parity.findings import Finding, Level, Status, Where
 from parity.reports.document import Report
-from parity.reports.trackers import Targets, check_installed, publish
+from parity.reports.trackers import Targets, check_installed, content, publish
 
 
 def test_tensorboard_reads_back_and_a_second_writing_replaces_only_the_first(
@@ -51,6 +53,13 @@ def test_tensorboard_shows_the_verdict_the_report_and_its_pictures(
     assert shown.Images("curves-twin")[0].encoded_image_string == (files / "curves-twin.png").read_bytes()
     (verdict,) = shown.Tensors("verdict")
     assert verdict.tensor_proto.string_val[0].startswith(b"PARITY: native equals per-sample")
+
+
+def test_any_text_of_a_report_can_be_stored(odd_report: Report) -> None:
+    hostile = Finding("\ud800", Level.CONTRACT, Status.FAIL, "\ud800" * 1_000_000, Where(field="\udfff"))
+    shown = replace(odd_report, findings=(hostile,))
+    stored = [content.words(shown), *(cell for rows in content.tables(shown).values() for row in rows for cell in row)]
+    assert max(len(text.encode()) for text in stored) < 10 * content.LONGEST
 
 
 def test_a_directory_that_cannot_be_written_is_said_and_no_error(odd_report: Report, files: Path) -> None:
