@@ -7,7 +7,8 @@
     sampling.py       logits → tokens and log-probs, reproducible whatever else is in the batch
     model.py          the forward pass over a slab of key-value rows
     prefix_cache.py   prompts computed before
-    recently_used.py  images read and encoded before
+    features.py       images encoded before, and where they stand in a pass
+    recently_used.py  what images are kept in
     rows.py           the table of running sequences
     scheduler.py      continuous batching: one thread that owns model, slab and cache
     server.py         the HTTP face

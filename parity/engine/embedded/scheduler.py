@@ -22,17 +22,14 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from parity.engine.embedded.media import SeenImage, Vision
-from parity.engine.embedded.model import Model, Sight
+from parity.engine.embedded.features import Features
+from parity.engine.embedded.model import Model
 from parity.engine.embedded.prefix_cache import PrefixCache
 from parity.engine.embedded.protocol import Result, SequenceRequest
-from parity.engine.embedded.recently_used import RecentlyUsed
 from parity.engine.embedded.rows import Rows, rows_for
 from parity.engine.embedded.sampling import Floats, Integers, log_softmax, on_grid, sample
 
 PREFIX_CACHE_BYTES = 64 << 20
-FEATURES_BYTES = 64 << 20
-"""Features of images encoded before."""
 PREFILL_SCORES = 1 << 22
 """Attention scores a head that one prefill may hold: prompts x new tokens x columns."""
 
@@ -108,8 +105,6 @@ class Counters:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     generated_tokens: int = 0
-    images_encoded: int = 0
-    images_cached: int = 0
     steps: int = 0
 
 
@@ -134,6 +129,7 @@ class Scheduler:
         self.model = model
         self.weight_version = "default"
         self.counters = Counters()
+        self.features = Features(model)
         self.max_running = max_running
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
@@ -142,7 +138,6 @@ class Scheduler:
         self._stop_text = stop_text
         self._deliver = deliver
         self._prefixes = PrefixCache(PREFIX_CACHE_BYTES)
-        self._features: RecentlyUsed[torch.Tensor] = RecentlyUsed(FEATURES_BYTES, lambda features: features.nbytes)
         self._changed: list[tuple[Sequence, Result]] = []
         self._starting: list[Sequence] = []
         self._wake = threading.Condition()
@@ -247,7 +242,7 @@ class Scheduler:
 
     def _forget(self) -> None:
         self._prefixes.clear()
-        self._features.clear()
+        self.features.clear()
 
     # The thread.
 
@@ -433,7 +428,8 @@ class Scheduler:
             ids[row, : len(job.context) - job.held] = torch.tensor(job.context[job.held :])
             if job.entry is not None:
                 slab[:, :, row, :, : job.held] = job.entry[:, :, :, : job.held]
-        hidden = self.model.forward(ids, columns, slab, sight=self._sight(chunk, columns))
+        sight = self.features.sight([(job.members[0].request.vision, job.held) for job in chunk], columns)
+        hidden = self.model.forward(ids, columns, slab, sight=sight)
         ends = torch.tensor([len(job.context) - job.held - 1 for job in chunk])
         logits = self.model.logits(hidden[torch.arange(len(chunk)), ends])
         before = len(self.running)
@@ -446,45 +442,6 @@ class Scheduler:
         if source:
             self._emit(before, logits[source])
         return last
-
-    def _sight(self, chunk: list[_Prefill], columns: torch.Tensor) -> Sight | None:
-        """Where the images of a chunk's prompts are, as far as they are not cached; None where no prompt has any."""
-        if not any(job.vision for job in chunk):
-            return None
-        positions = columns.expand(3, -1, -1).clone()
-        is_image = torch.zeros(columns.shape, dtype=torch.bool)
-        features = []
-        for row, job in enumerate(chunk):
-            if job.vision is None:
-                continue
-            prompt = len(job.vision.ids)
-            positions[:, row] += job.vision.shift
-            new = slice(0, max(prompt - job.held, 0))
-            positions[:, row, new] = job.vision.positions[:, job.held :]
-            is_image[row, new] = torch.tensor([token < 0 for token in job.key[job.held : prompt]], dtype=torch.bool)
-            features += self._last_features(job.vision, int(is_image[row].sum()))
-        nothing = torch.zeros((0, self.model.config.hidden_size), dtype=torch.float64)
-        return Sight(positions, is_image, torch.cat([nothing, *features]))
-
-    def _last_features(self, vision: Vision, count: int) -> list[torch.Tensor]:
-        """The features of a prompt's last image tokens; images that only others are of are not looked at."""
-        parts: list[torch.Tensor] = []
-        for image in reversed(vision.images):
-            if count <= 0:
-                break
-            parts.append(self._encoded(image)[-count:])
-            count -= len(parts[-1])
-        return parts[::-1]
-
-    def _encoded(self, image: SeenImage) -> torch.Tensor:
-        features = self._features.get(image.digest)
-        if features is None:
-            features = self.model.encode_image(image.patches, image.grid)
-            self._features.put(image.digest, features)
-            self.counters.images_encoded += 1
-        else:
-            self.counters.images_cached += 1
-        return features
 
     def _score_prompt(self, job: _Prefill, hidden: torch.Tensor) -> None:
         if job.start is None:
@@ -551,11 +508,6 @@ class _Prefill:
     members: list[Sequence]
     held: int = 0
     entry: torch.Tensor | None = None
-
-    @property
-    def vision(self) -> Vision | None:
-        """The images of the prompt."""
-        return self.members[0].request.vision
 
     @property
     def reach(self) -> int:

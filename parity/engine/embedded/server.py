@@ -435,8 +435,8 @@ class _Face:
             ("prompt_tokens_total", "counter", "Prompt tokens of sequences started.", counters.prompt_tokens),
             ("cached_tokens_total", "counter", "Prompt tokens that were cached.", counters.cached_tokens),
             ("generation_tokens_total", "counter", "Tokens sampled.", counters.generated_tokens),
-            ("images_encoded_total", "counter", "Images that the vision encoder saw.", counters.images_encoded),
-            ("images_cached_total", "counter", "Images whose features were cached.", counters.images_cached),
+            ("images_encoded_total", "counter", "Images that the vision encoder saw.", scheduler.features.encoded),
+            ("images_cached_total", "counter", "Images whose features were cached.", scheduler.features.cached),
             ("scheduler_turns_total", "counter", "Turns of the scheduler.", counters.steps),
         )
         lines = [
