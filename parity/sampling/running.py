@@ -119,7 +119,7 @@ async def _sample(
     rules = _rules(config, cap, reward, policy)
     async with engine.client() as client:
         seen = await detect_determinism(client.generate, await client.capabilities())
-        watcher.note(f"engine {config.engine}, as seen: {seen.summary}")
+        watcher.note(f"engine {config.engine}: {seen.summary}")
         check_free_groups(config.arms, seen)
         asker = Asker(config, client, seen.capabilities, cap, reward)
         sampled = await _blocks(asker, store, _source(config, task, prompts, policy), rules, watcher)
@@ -168,7 +168,8 @@ async def _blocks(asker: Asker, store: SamplingStore, source: Source, rules: Rul
     """Samples until something is decided; tokens are scored again as soon as there are enough groups for that."""
     config = asker.config
     rescored: list[Finding] | None = None
-    evidence = Evidence.start(config.margins, config.reward_range) if config.fixed is None else None
+    margins = config.margins, config.reward_range
+    evidence = Evidence.start(*margins, asker.max_new_tokens) if config.fixed is None else None
     done, stopped = 0, None
     for blocks in _recorded_blocks(store):
         evidence = _watched(evidence, config, done, blocks)

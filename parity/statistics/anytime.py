@@ -1,7 +1,8 @@
 """Evidence on unbounded means, on exchangeability and on several hypotheses at once, which may be watched (L1).
 
-`parity.statistics.sequential` bets on bounded differences. Lengths and likelihoods have no useful bound, clones and
-slots are about exchangeability, and a family of hypotheses needs a correction: these are their counterparts.
+`parity.statistics.sequential` bets on bounded differences. That lengths and likelihoods differ is seen here without a
+bound, that they agree by `parity.statistics.clipped`. Clones and slots are about exchangeability, and a family of
+hypotheses needs a correction.
 """
 
 from __future__ import annotations

@@ -17,7 +17,6 @@ from parity.errors import UsageError
 from parity.findings import Finding, Level, Status
 from parity.samples import Rollout
 from parity.statistics.anytime import (
-    SHIFTS,
     WARM_UP,
     ExchangeProcess,
     NormalProcess,
@@ -25,6 +24,7 @@ from parity.statistics.anytime import (
     groups_for_parity,
     normal_sequence,
 )
+from parity.statistics.clipped import ClippedMargin, groups_for_margin
 from parity.statistics.findings import metric_finding
 from parity.statistics.permutation import dealt_contrasts, equality_kernel
 from parity.statistics.sampling import FEWEST_GROUPS, RELATIVE, SAMPLING_MARGINS, Arms
@@ -57,9 +57,10 @@ class Mean:
         relative: Whether the margin is a share of the baseline's mean.
         bound: The largest absolute difference there can be, or None where there is no useful one.
         difference: Evidence against a mean of zero.
-        above: Evidence against a mean of the margin or more.
-        below: Evidence against a mean of minus the margin or less.
+        above: With a bound: evidence against a mean of the margin or more.
+        below: With a bound: evidence against a mean of minus the margin or less.
         sequence: Where the mean lies, in units of `bound`; unused without one.
+        inside: Without a bound: evidence of a mean inside the margin.
         total: The sum of differences.
         squares: The sum of their squares.
         baseline_total: The sum of the baseline's means.
@@ -70,30 +71,27 @@ class Mean:
     relative: bool
     bound: float | None
     difference: EProcess | NormalProcess
-    above: EProcess | NormalProcess
-    below: EProcess | NormalProcess
+    above: EProcess
+    below: EProcess
     sequence: ConfidenceSequence
+    inside: ClippedMargin | None = None
     total: float = 0.0
     squares: float = 0.0
     baseline_total: float = 0.0
     units: int = 0
 
     @classmethod
-    def of(cls, margin: float | None, relative: bool, bound: float | None) -> Mean:
-        """No evidence yet."""
-        if bound is None:
-            one_sided: EProcess | NormalProcess = NormalProcess(SHIFTS)
-            return cls(margin, relative, bound, NormalProcess(), one_sided, one_sided, ConfidenceSequence())
+    def of(cls, margin: float | None, relative: bool, bound: float | None, largest: float | None = None) -> Mean:
+        """No evidence yet; `largest` is the largest value there can be, of a metric whose differences have no bound."""
         positive = BETS[BETS > 0]
         one_sided = EProcess(positive, np.zeros(len(positive)))
-        return cls(margin, relative, bound, EProcess(), one_sided, one_sided, ConfidenceSequence())
+        if bound is not None:
+            return cls(margin, relative, bound, EProcess(), one_sided, one_sided, ConfidenceSequence())
+        inside = None if margin is None else ClippedMargin(margin, largest, largest is not None)
+        return cls(margin, relative, bound, NormalProcess(), one_sided, one_sided, ConfidenceSequence(), inside)
 
     def update(self, baseline: Floats, experiment: Floats) -> Mean:
-        """The evidence after further groups, from their means in both arms, (K,) each.
-
-        A relative margin is held to the difference less its share of the baseline's mean of the same group, so that no
-        estimate of the mean enters.
-        """
+        """The evidence after further groups, from their means in both arms, (K,) each."""
         differences = experiment - baseline
         scaled = differences if self.bound is None else _unit(differences / self.bound)
         found = replace(
@@ -105,13 +103,9 @@ class Mean:
             baseline_total=self.baseline_total + float(baseline.sum()),
             units=self.units + len(differences),
         )
-        if self.margin is None:
-            return found
-        room = self.margin * baseline if self.relative else np.full(len(baseline), self.margin)
-        scale = 1.0 if self.bound is None else self.bound + self.margin
-        above, below = (room - differences) / scale, (room + differences) / scale
-        if self.bound is not None:
-            above, below = _unit(above), _unit(below)
+        if self.bound is None or self.margin is None:
+            return found if self.inside is None else replace(found, inside=self.inside.update(baseline, experiment))
+        above, below = (_unit((self.margin + sign * differences) / (self.bound + self.margin)) for sign in (-1, 1))
         return replace(found, above=self.above.update(above), below=self.below.update(below))
 
     @property
@@ -146,12 +140,20 @@ class Mean:
         """The log e-value of the difference being inside the margin: the less of the two sides; None without margin."""
         if self.margin is None:
             return None
+        if self.inside is not None:
+            return self.inside.log_e
         return min(self.above.largest_log_e, self.below.largest_log_e)
 
     @property
     def is_parity(self) -> bool:
-        """Whether both sides have ever reached 20: two one-sided tests at 5 % each, at any look."""
-        return self.log_e_parity is not None and self.log_e_parity >= ENOUGH
+        """Whether both sides have ever reached 20: two one-sided tests at 5 % each, at any look.
+
+        Where group means were clipped, the difference before that must be inside the margin too.
+        """
+        if self.log_e_parity is None or self.log_e_parity < ENOUGH:
+            return False
+        clipped = self.inside is not None and any(self.inside.clipped)
+        return not clipped or abs(self.estimate) <= (self.allowed or 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,12 +192,18 @@ class Evidence:
     groups: int = 0
 
     @classmethod
-    def start(cls, margins: Mapping[str, float], reward_range: Interval = (0.0, 1.0)) -> Evidence:
+    def start(
+        cls,
+        margins: Mapping[str, float],
+        reward_range: Interval = (0.0, 1.0),
+        max_new_tokens: int | None = None,
+    ) -> Evidence:
         """No evidence yet.
 
         Args:
             margins: The largest difference that does not matter, by metric, as in `SAMPLING_MARGINS`: stated before.
             reward_range: The least and the largest reward there can be.
+            max_new_tokens: The largest response length there can be, where it is known.
 
         Raises:
             UsageError: A metric is unknown, a margin is not positive, or the range is empty.
@@ -209,8 +217,9 @@ class Evidence:
         if not 0 < width < np.inf:
             raise UsageError(f"the rewards' range {reward_range[0]} to {reward_range[1]} holds no two rewards")
         bounds = {name: width if "reward" in name and name != "constant_reward" else 1.0 for name in BOUNDED}
+        largest = {} if max_new_tokens is None else {"response_length": float(max_new_tokens)}
         means = {
-            ("sampling_marginal", name): Mean.of(margin, name in RELATIVE, bounds.get(name))
+            ("sampling_marginal", name): Mean.of(margin, name in RELATIVE, bounds.get(name), largest.get(name))
             for name, margin in margins.items()
         }
         for name in ("group_reward_std", "constant_reward"):
@@ -312,12 +321,13 @@ def _mean_finding(name: Name, mean: Mean, largest: float) -> Finding:
     if mean.margin is None:
         status = _status(largest, mean.units)
     else:
-        status = Status.PASS if mean.is_parity else Status.FAIL if largest >= ENOUGH else Status.INCONCLUSIVE
-        if status is Status.PASS and mean.bound is None:
-            # Without a bound, groups that have not been seen could move the mean by any amount.
-            unseen = 1 - ALPHA ** (1 / mean.units)
-            message += f"; what happens in fewer than {unseen:.1%} of groups may not have shown yet"
-        needed = groups_for_parity(mean.deviation, mean.allowed or 0.0) if mean.allowed else None
+        # Parity of what is clipped takes more groups; a difference that is seen to be inside the margin waits for it.
+        waits = mean.inside is not None and mean.allowed is not None and -mean.allowed < low and high < mean.allowed
+        differs = largest >= ENOUGH and not waits
+        status = Status.PASS if mean.is_parity else Status.FAIL if differs else Status.INCONCLUSIVE
+        if mean.inside is not None and (any(mean.inside.clipped) or (status is Status.PASS and not mean.inside.exact)):
+            message += _clipping(mean, mean.inside)
+        needed = _groups_needed(mean)
         if status is Status.INCONCLUSIVE and needed is not None:
             more = max(needed - mean.units, needed // 10, 1)
             message += f"; about {more} more groups would show parity 4 times in 5 if the arms are equal"
@@ -333,10 +343,38 @@ def _mean_finding(name: Name, mean: Mean, largest: float) -> Finding:
         "groups_needed": needed,
         "unit": "prompt group",
         "units": mean.units,
-        "method": "betting on bounded differences" if mean.bound is not None else "self-normalised process, asymptotic",
+        "method": _method(mean),
     }
     expected = None if mean.allowed is None else [-mean.allowed, mean.allowed]
     return _finding(*name, status, message, evidence, expected, mean.estimate)
+
+
+def _clipping(mean: Mean, inside: ClippedMargin) -> str:
+    """What was clipped, and how rare a difference may be that parity does not speak of."""
+    clip, (of_baseline, of_experiment) = inside.clip or 0.0, inside.clipped
+    room = clip - mean.baseline_total / mean.units
+    rare = min(1.0, (mean.allowed or 0.0) / room) if room > 0 else 1.0
+    return (
+        f"; for parity, group means above {clip:.4g} count as that ({of_baseline} in the baseline, {of_experiment} in "
+        f"the experiment), so that a difference in fewer than {rare:.1%} of groups may be of any size"
+    )
+
+
+def _groups_needed(mean: Mean) -> int | None:
+    if not mean.allowed:
+        return None
+    if mean.inside is None:
+        return groups_for_parity(mean.deviation, mean.allowed)
+    return None if mean.inside.clip is None else groups_for_margin(mean.deviation, mean.allowed, mean.inside.clip)
+
+
+def _method(mean: Mean) -> str:
+    if mean.bound is not None:
+        return "betting on bounded differences"
+    difference = "difference by a self-normalised process, asymptotic"
+    if mean.inside is None or mean.inside.clip is None:
+        return difference
+    return f"parity by betting on means up to {mean.inside.clip:.4g}, {difference}"
 
 
 def _exchange_finding(name: Name, exchange: Exchange, largest: float) -> Finding:
