@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -185,12 +184,10 @@ class _Target:
         """Every rollout of this launch, and what the engine says of itself."""
         sources, rows = self.sources(), []
         pids = [process.pid for process in self.processes if process.pid is not None]
-        async with AsyncExitStack() as stack:
-            client = await stack.enter_async_context(EngineClient(self.engine.url, self.engine.engine_id))
-            controller = await stack.enter_async_context(self.engine.client())
-            if not await client.health():
+        async with self.engine.client() as controller:
+            if not await controller.health():
                 raise EngineError(f"no engine answers at {self.engine.url}/health")
-            info = await _said(client)
+            info = await _said(controller)
             vocabulary = self._vocabulary(info)
             for repeat, mode in rounds:
                 name = f"repeat {repeat + 1} of {config.repeats}" if repeat >= 0 else "warm-up"
@@ -200,15 +197,17 @@ class _Target:
                 seed = [config.seed, 1, repeat + config.warm_up, config.modes.index(mode)]
                 groups = requests(config.workload, vocabulary, np.random.default_rng(seed))
                 before = await read_loads(sources)
-                row = await measure(
-                    client,
-                    mode,
-                    groups,
-                    config.workload,
-                    repeat=repeat,
-                    pids=pids,
-                    done=lambda count, doing=doing: tell(count, doing, None),  # type: ignore[misc]
-                )
+                # Connections of its own: servers close idle ones, and one that lags may close one just as it is used.
+                async with EngineClient(self.engine.url, self.engine.engine_id) as client:
+                    row = await measure(
+                        client,
+                        mode,
+                        groups,
+                        config.workload,
+                        repeat=repeat,
+                        pids=pids,
+                        done=lambda count, doing=doing: tell(count, doing, None),  # type: ignore[misc]
+                    )
                 if not row.samples:
                     raise EngineError(f"{doing}: nothing came back; {row.failure}")
                 loads = await _settled(sources, before, row)

@@ -202,6 +202,15 @@ def test_nothing_that_changes_an_engine_is_asked_without_leave(tmp_path):
         assert worker.paths.count("/flush_cache") == 3
 
 
+def test_no_rollout_uses_a_connection_of_another(tmp_path):
+    """A server that lags closes idle connections just as they are used again, and the request is lost."""
+    with paced_workers(1) as (worker,):
+        config = BenchConfig(WORK, (parse_mode("native"),), repeats=3, warm_up=0, engine=worker.url)
+        run_bench(config, None, tmp_path)
+        rollouts = [set(worker.peers[start : start + 6]) for start in (0, 6, 12)]
+    assert len(set.union(*rollouts)) == sum(map(len, rollouts))
+
+
 def test_an_engine_that_refuses_a_mode_altogether_is_said(tmp_path):
     def refuse(payload: dict[str, Any]) -> None:
         raise RuntimeError

@@ -33,6 +33,7 @@ class PacedWorker:
         self.token_seconds = token_seconds
         self.requests = self.tokens = self.in_flight = self.most_in_flight = 0
         self.paths: list[str] = []
+        self.peers: list[object] = []
         self.ids = itertools.count()
         self.url = ""
         self._runner: web.AppRunner | None = None
@@ -57,6 +58,7 @@ class PacedWorker:
     async def generate(self, request: web.Request) -> web.Response:
         """Each sequence takes a slot for as long as its tokens take."""
         self.requests += 1
+        self.peers.append(request.transport.get_extra_info("peername"))
         payload = orjson.loads(await request.read())
         prompt, params = payload["input_ids"], payload["sampling_params"]
         batched = isinstance(prompt[0], list)
