@@ -17,6 +17,7 @@ _SGLANG = {
     "weights_of_other_shape": "a checkpoint of another shape ends the server",
 }
 _IGNORED = "sampling_seed is ignored without --enable-deterministic-inference"
+_SGLANG_SEEING = {"image_too_large": "an image beyond its decoder's limit ends in an internal error, status 500"}
 _SGLANG_UNSEEDED = dict.fromkeys(("seed_repeats", "seed_list", "seed_in_traffic"), _IGNORED)
 
 
@@ -41,6 +42,7 @@ _ROUTER = {
 
 def known_deviations(about: About) -> dict[str, str]:
     """Case to what is known of what, for this engine and its router; a deviation named here is a warning."""
-    of_engine = {} if about.sglang is None else _SGLANG | ({} if about.deterministic else _SGLANG_UNSEEDED)
+    unseeded = {} if about.deterministic else _SGLANG_UNSEEDED
+    of_engine = {} if about.sglang is None else _SGLANG | unseeded | (_SGLANG_SEEING if about.image_text else {})
     known = {case: f"{SGLANG}: {reason}" for case, reason in of_engine.items()}
     return known | ({case: f"{ROUTER}: {reason}" for case, reason in _ROUTER.items()} if about.router else {})
