@@ -458,6 +458,15 @@ def test_paper_has_every_view_but_the_samples(opened: Opener) -> None:
     assert len(page.tab.pdf()) > 10_000
 
 
+def test_no_table_is_wider_than_the_paper(opened: Opener) -> None:
+    page = opened("pairs")
+    page.tab.set_viewport_size({"width": 720, "height": 1000})  # A4 without its margins
+    page.tab.emulate_media(media="print")
+    page.tab.evaluate("dispatchEvent(new Event('beforeprint'))")
+    page.tab.wait_for_selector("main section .badge")
+    assert page.tab.evaluate("document.documentElement.scrollWidth") == 720
+
+
 def test_steps_that_did_not_fit_are_told_and_the_failing_one_is_there(opened: Opener) -> None:
     page = opened("short")
     said = page.go("#samples/twin-0/1").inner_text()
@@ -481,6 +490,8 @@ def test_in_chinese_the_page_has_the_terms_of_the_field(opened: Opener) -> None:
     assert page.tab.evaluate("document.documentElement.lang") == "zh-CN"
     assert page.tab.locator("nav a").all_inner_texts() == ["总览", "曲线", "样本", "检查结果", "事件", "来源"]
     assert page.tab.locator("table.rows td:first-child").all_inner_texts() == chinese_words.EIGHT_ROWS
+    page.tab.set_viewport_size({"width": 390, "height": 800})
     said = page.go("#samples/twin-0/2/1").inner_text()
+    assert page.tab.evaluate("document.documentElement.scrollWidth") == 390
     assert "step 2，组 1" in said  # noqa: RUF001 - the comma of Chinese
     assert "奖励 1" in said
