@@ -17,27 +17,14 @@ import click
 import orjson
 import pytest
 import yaml
-from click.testing import CliRunner
-from markdown_it import MarkdownIt
-from markdown_it.token import Token
-from recorded_runs import recorded, write_log
+from documentation import MARKDOWN, PAGES, ROOT, commands_named, documented, tokens
 from toy_engine import toy_engine
 
 from parity.cli import cli
 
-ROOT = Path(__file__).parents[2]
-PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
-WORKFLOW = ROOT / "docs" / "workflows" / "rollout-parity.yml"
 HOST_TEST = ROOT / "docs" / "workflows" / "test_rollout_contract.py"
 GOLDEN = ROOT / "tests" / "data" / "sglang-0.5.23-cpu.exchanges.jsonl"
-MARKDOWN = MarkdownIt("gfm-like", {"linkify": False})
 SHELL_ENDS = ("|", "||", "&", "&&", ";", ">")
-
-
-def tokens(text: str) -> Iterator[Token]:
-    for token in MARKDOWN.parse(text):
-        yield token
-        yield from token.children or ()
 
 
 def links(page: Path) -> Iterator[str]:
@@ -113,37 +100,6 @@ def test_the_reference_is_what_the_code_says():
         assert path.read_text() == text, f"{path.name} is out of date: python tools/docs/reference.py writes it"
 
 
-def commands_in(text: str) -> Iterator[str]:
-    """Lines of code that begin with `parity`, and inline code that is more than a command's name."""
-    for token in tokens(text):
-        if token.type in ("fence", "code_block") or (token.type == "code_inline" and len(token.content.split()) > 2):
-            yield from shell_commands(token.content)
-
-
-def commands_named(text: str) -> Iterator[str]:
-    for token in tokens(text):
-        if token.type == "code_inline" and token.content.startswith("parity "):
-            yield token.content.split()[1]
-
-
-def shell_commands(code: str) -> Iterator[str]:
-    for line in code.replace("\\\n", " ").splitlines():
-        if line.strip().startswith("parity "):
-            yield line.strip()
-
-
-def documented() -> dict[str, str]:
-    """Every command that is documented, and where."""
-    found = {command: page.name for page in PAGES for command in commands_in(page.read_text())}
-    for name, command in cli.commands.items():
-        text = f"{command.help}\n{command.epilog}"
-        found |= {line: f"{name} --help" for line in shell_commands(text)}
-    for job in yaml.safe_load(WORKFLOW.read_text())["jobs"].values():
-        runs = "\n".join(step.get("run", "") for step in job["steps"])
-        found |= {line: WORKFLOW.name for line in shell_commands(runs)}
-    return found
-
-
 def parse(line: str) -> click.Context:
     """Parses a command line by the command's own parser; files that it names are made, below the current directory."""
     words = shlex.split(line, comments=True)
@@ -160,7 +116,7 @@ def parse(line: str) -> click.Context:
 
 def test_documented_commands_are_commands(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    commands = documented()
+    commands = {line: place for line, place in documented().items() if line.startswith("parity ")}
     assert len(commands) > 50
     for line, place in commands.items():
         try:
@@ -181,39 +137,6 @@ def test_a_command_that_does_not_parse_is_found(line, tmp_path, monkeypatch):
         parse(line)
 
 
-def run(line: str) -> tuple[int, str]:
-    """Runs a documented command in this process, as outside of GitHub Actions."""
-    assert line in documented(), "no page shows this command"
-    runner = CliRunner(env={"GITHUB_ACTIONS": None, "GITHUB_STEP_SUMMARY": None})
-    result = runner.invoke(cli, list(expanded(line))[1:])
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    return result.exit_code, result.output
-
-
-def expanded(line: str) -> Iterator[str]:
-    """The words of a line, its patterns as a shell expands them."""
-    for word in shlex.split(line):
-        yield from sorted(map(str, Path().glob(word))) if "*" in word else (word,)
-
-
-def test_the_commands_on_logged_runs_work(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    Path("logs").mkdir()
-    for seed in range(3):
-        write_log(Path(f"logs/stock-{seed}.log"), recorded("stock", seed))
-        write_log(Path(f"logs/native-{seed}.log"), recorded("native", 10 + seed, shift=0.3))
-    code, output = run(
-        "parity compare --baseline logs/stock-*.log --experiment logs/native-*.log --margin rollout/raw_reward=0.03"
-    )
-    assert (code, "DIFFERENT" in output) == (1, True)
-
-
-def test_the_command_that_plans_works():
-    code, output = run("parity plan --margin reward=0.02 --sigma reward=0.185 --sigma-run reward=0.035")
-    assert code == 0
-    assert "Cheapest design that shows the margin" in output
-
-
 def recording(directory: Path, lose_last: bool) -> Path:
     """A native request of 8 samples as the real engine answered it, or with its last output lost."""
     (exchange,) = (row for row in map(orjson.loads, GOLDEN.read_bytes().splitlines()) if row.get("case") == "native-n8")
@@ -222,13 +145,6 @@ def recording(directory: Path, lose_last: bool) -> Path:
     directory.mkdir()
     (directory / "rollout.exchanges.jsonl").write_bytes(orjson.dumps(exchange) + b"\n")
     return directory
-
-
-@pytest.mark.parametrize(("lose_last", "expected"), [(False, 0), (True, 1)])
-def test_the_command_on_recordings_works(lose_last, expected, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    recording(Path("recordings"), lose_last)
-    assert run("parity check recordings/ --group-size 8")[0] == expected
 
 
 MY_TRAINER = """
