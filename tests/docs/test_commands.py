@@ -236,6 +236,7 @@ ELSEWHERE = {
         "pip install 'rollout-parity[router]'",
         'pip install "rollout-parity[compare] @ $PARITY"',
         'pip install "rollout-parity[train] @ $PARITY"',
+        'pip install "rollout-parity[train] @ $PARITY" YOUR_PYTHON_DEPENDENCIES',
         "pip install --no-deps /path/to/rollout-parity",
         "source .venv/bin/activate",
     ),
