@@ -9,8 +9,8 @@ from parity.errors import UsageError
 from parity.experiment import LIST_TWIN, ExperimentConfig, twin_by_lists
 
 LIST_TWIN_REACH = (
-    "this twin asks for lists with a seed an item in place of native: it shows the path of a group's request and answer, "
-    "and nothing of native's own sampling"
+    "this twin asks for lists with a seed an item in place of native: it shows the path of a group's request and "
+    "answer, and nothing of native's own sampling"
 )
 
 
