@@ -44,6 +44,10 @@ Answer = list[Response] | str
 """The responses of a group, or why there are none."""
 
 
+class _Refused(str):
+    """Why there are none, where the engine does not take such a request; a broken answer is for the run to show."""
+
+
 @dataclass(frozen=True, slots=True)
 class Fact:
     """Whether something holds, `None` where that could not be asked, and what was seen."""
@@ -153,9 +157,9 @@ async def detect_determinism(post: Post, announced: Capabilities) -> Determinism
         seeded=seeded,
         seed_per_slot=bool(per_slot.holds),
         free_clones="native" in clones,
-        parallel_sampling=announced.parallel_sampling and not isinstance(native, str),
-        prompt_lists=announced.prompt_lists and not isinstance(free["batched"], str),
-        sampling_params_lists=announced.sampling_params_lists and not isinstance(items, str),
+        parallel_sampling=announced.parallel_sampling and not isinstance(native, _Refused),
+        prompt_lists=announced.prompt_lists and not isinstance(free["batched"], _Refused),
+        sampling_params_lists=announced.sampling_params_lists and not isinstance(items, _Refused),
     )
     return Determinism(
         repeats=repeats,
@@ -187,7 +191,7 @@ async def _ask(post: Post, arm: str, seeds: Sequence[int | None], prompt: Sequen
             for output in read_response(planned, answer, requests)
         ]
     except RequestFailed as error:
-        return f"refused with {str(error)[:200]}"
+        return _Refused(f"refused with {str(error)[:200]}")
     except ResponseRefused as error:
         return f"the answer breaks the protocol: {str(error)[:200]}"
     return [(tuple(output.output_ids), tuple(output.logprobs or ())) for output in outputs]

@@ -207,6 +207,7 @@ def test_an_answer_of_one_sample_for_four_is_not_taken_for_a_group() -> None:
         seen = seen_of(engine.url)
     assert seen.free_native.holds is None
     assert "the answer breaks the protocol" in seen.free_native.seen
+    assert seen.capabilities.parallel_sampling, "no refusal: the run asks, and shows what comes"
 
 
 def test_an_engine_that_is_gone_is_an_error_and_no_promise(monkeypatch: pytest.MonkeyPatch) -> None:
