@@ -65,9 +65,17 @@ def test_a_benchmark_is_compared_with_an_earlier_one(worker, tmp_path):
     assert "new_tokens was 3 and is 4" in str(other.exception)
 
 
-def test_what_is_read_back_is_what_was_measured(worker, tmp_path):
-    run(worker.url, *SMALL, "--out", str(tmp_path), "--counts", worker.url)
-    result = read_bench(tmp_path / "bench.json")
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """A benchmark's file."""
+    directory = tmp_path_factory.mktemp("measured")
+    with paced_workers(1) as (worker,):
+        assert run(worker.url, *SMALL, "--out", str(directory), "--counts", worker.url).exit_code == 0
+    return directory / "bench.json"
+
+
+def test_what_is_read_back_is_what_was_measured(measured):
+    result = read_bench(measured)
     assert [mode.name for mode in result.config.modes] == ["per-sample", "batched", "native"]
     assert len(result.rollouts) == 6
     assert {load.decode_tokens for one in result.rollouts for load in one.engines.values()} == {4 * 2 * 3}
@@ -99,11 +107,9 @@ def change(content, path, value):
         (["config", "modes"], ["natif"], "no mode 'natif'"),
     ],
 )
-def test_a_file_that_is_no_benchmark_is_refused_by_place(path, value, said, worker, tmp_path):
-    run(worker.url, *SMALL, "--out", str(tmp_path))
+def test_a_file_that_is_no_benchmark_is_refused_by_place(path, value, said, measured, tmp_path):
     file = tmp_path / "bench.json"
-    read_bench(file)  # the control
-    content = orjson.loads(file.read_bytes())
+    content = orjson.loads(measured.read_bytes())
     change(content, path, value)
     file.write_bytes(orjson.dumps(content))
     with pytest.raises(ParityError, match=re.escape(said)):
@@ -162,6 +168,7 @@ def test_an_engine_that_does_not_say_its_vocabulary_needs_it_said():
         assert "say it with --vocabulary" in str(run(engine.url, *SMALL).exception)
 
 
+@pytest.mark.slow
 def test_engines_behind_the_real_router_are_started_measured_and_counted(tmp_path):
     result = run(
         *("--engine", "embedded", "--workers", "2", "--router", "round_robin", *SMALL, "--warm-up", "0"),
