@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from parity.engine import check_fleet
 from parity.errors import UsageError
 from rollout_patch import ARMS
 
@@ -119,16 +120,16 @@ class BenchConfig:
         self.workload.validate()
         if not self.modes:
             raise UsageError("no mode to measure")
-        names = [mode.name for mode in self.modes]
-        if len(set(names)) != len(names):
-            raise UsageError(f"a mode is measured once: {', '.join(names)}")
+        for what, names in (("mode", [mode.name for mode in self.modes]), ("policy", self.routers)):
+            if len(set(names)) != len(names):
+                raise UsageError(f"a {what} is measured once: {', '.join(names)}")
         if self.workload.group_size == 1 and any(mode.arm != "per-sample" for mode in self.modes):
             raise UsageError("--group-size 1 leaves nothing to ask together: only the mode per-sample fits")
-        for name, least in (("repeats", 1), ("warm_up", 0), ("workers", 1), ("seed", 0)):
+        for name, least in (("repeats", 1), ("warm_up", 0), ("seed", 0)):
             if (value := getattr(self, name)) < least:
                 raise UsageError(f"--{name.replace('_', '-')} is {value}: expected {least} or more")
-        if "://" in self.engine and (self.workers > 1 or self.routers):
-            raise UsageError("--workers and --router are of engines started here; a URL is used as it is")
+        for policy in self.routers or (None,):
+            check_fleet(self.engine, self.workers, policy)
 
     @property
     def rollouts(self) -> int:

@@ -153,7 +153,9 @@ def test_logs_and_counters_alone_are_counted():
     [
         (["http://127.0.0.1:1", "--engine", "embedded"], "not both"),
         (["localhost:30000"], "is no URL"),
-        (["http://127.0.0.1:1", "--workers", "2"], "a URL is used as it is"),
+        (["http://127.0.0.1:1", "--workers", "2"], "is a deployment as it is"),
+        (["--router", "round_robin", "round_robbin"], "no router policy 'round_robbin'"),
+        (["--router", "round_robin", "round_robin"], "a policy is measured once"),
         (["--mode", "natif"], "no mode 'natif'"),
         (["http://127.0.0.1:1", "--compare", "gone.json"], "gone.json: cannot be read"),
         (["http://127.0.0.1:9"], "no engine answers at http://127.0.0.1:9/health"),

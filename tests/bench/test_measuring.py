@@ -227,7 +227,7 @@ def test_an_engine_that_refuses_a_mode_altogether_is_said(tmp_path):
         (BenchConfig(Workload(groups=0)), "--groups is 0"),
         (BenchConfig(Workload(group_size=1)), "--group-size 1"),
         (BenchConfig(repeats=0), "--repeats is 0"),
-        (BenchConfig(engine="http://h:1", workers=2), "a URL is used as it is"),
+        (BenchConfig(engine="http://h:1", workers=2), "is a deployment as it is"),
         (BenchConfig(modes=(parse_mode("native"), parse_mode("native"))), "measured once"),
     ],
 )
