@@ -314,7 +314,7 @@ def _draw_loads(axis: Axes, summaries: Sequence[Summary], what: str) -> None:
     if not axis.patches:
         axis.text(0.5, 0.5, NOT_COMPARED, ha="center", va="center", transform=axis.transAxes)
     else:
-        axis.legend(fontsize=7, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.1))
+        axis.legend(fontsize=7, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.2))
     names = list(summaries[0].engines)
-    axis.set_xticks(range(len(names)), names, fontsize=7)
+    axis.set_xticks(range(len(names)), names, fontsize=7, rotation=20, ha="right")
     axis.set_title(f"{what.replace('_', ' ')} by engine, all repeats", fontsize=10, loc="left")
