@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import shlex
 import sys
 import tempfile
@@ -15,8 +16,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
-from parity.cli.compare import SeveralValues
-from parity.cli.shared import given_options, new_directory
+from parity.cli.shared import SeveralValues, given_options, new_directory
 from parity.errors import UsageError
 
 if TYPE_CHECKING:
@@ -73,7 +73,11 @@ BENCH_EXIT = (
 @click.option("--concurrency", type=int, default=512, show_default=True, help="Most samples in flight.")
 @click.option("--repeats", type=int, default=5, show_default=True, help="Measured rollouts of each mode.")
 @click.option("--warm-up", type=int, default=1, show_default=True, help="Rollouts of each mode before them.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the prompts and of the modes' order.")
+@click.option(
+    "--seed",
+    type=int,
+    help="Of the prompts and of the modes' order. Default: drawn, so that no engine has cached these prompts before.",
+)
 @click.option("--vocabulary", type=int, help="Ids of prompts are below it. Default: what the model's config says.")
 @click.option("--control", is_flag=True, help="Empty the prefix cache at the URL before each rollout.")
 @click.option(
@@ -166,7 +170,7 @@ def _config(context: click.Context, preset: str | None, engine: str, asked: dict
         given["shared_prefix"] = SHARED_PREFIX[given["shared_prefix"]]
     if "modes" in given:
         given["modes"] = tuple(map(parse_mode, given["modes"]))
-    base = PRESETS[preset] if preset else BenchConfig()
+    base = replace(PRESETS[preset] if preset else BenchConfig(), seed=secrets.randbits(32))
     base = at_url(base, engine) if "://" in engine else replace(base, engine=engine)
     names = {field.name for field in fields(Workload)}
     workload = replace(base.workload, **{name: value for name, value in given.items() if name in names})

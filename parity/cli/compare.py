@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from rich.console import Console
 from parity.cli.shared import (
     EXIT_CODES,
     EXIT_HELP,
+    SeveralValues,
     counting,
     new_directory,
     parse_margins,
@@ -33,28 +33,6 @@ Examples:
   parity compare --baseline wandb:me/grpo/a1b2 --experiment offline-session.zip --names names.toml
   parity compare --baseline parity-out/mine --experiment parity-out/mine --json
 """
-SEVERAL = ("--baseline", "--counts", "--experiment", "--history", "--mode", "--router")
-
-
-class SeveralValues(click.Command):
-    """A command whose options of `SEVERAL` take all values that follow, as a shell's pattern gives them."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Repeats such an option before each of its values."""
-        return super().parse_args(ctx, list(_repeated(args)))
-
-
-def _repeated(args: Iterable[str]) -> Iterable[str]:
-    option = ""
-    for argument in args:
-        if argument.startswith("-") and argument != "-":
-            option = argument if argument in SEVERAL else ""
-            if not option:
-                yield argument
-        elif option:
-            yield from (option, argument)
-        else:
-            yield argument
 
 
 @click.command(cls=SeveralValues, epilog=COMPARE_EXAMPLES + "\n" + EXIT_HELP)

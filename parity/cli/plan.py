@@ -10,8 +10,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from parity.cli.compare import SeveralValues
-from parity.cli.shared import counting, parse_numbers
+from parity.cli.shared import SeveralValues, counting, parse_numbers
 from parity.errors import NotRecognised, UsageError
 
 PLAN_EXAMPLES = """\b

@@ -30,6 +30,7 @@ EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
 EXIT_HELP = "Exit code: 0 parity, 1 different, 2 wrong input or command, 3 inconclusive."
 NO_TARGETS = Targets()
+SEVERAL = ("--baseline", "--counts", "--experiment", "--history", "--mode", "--router")
 
 
 def cache_directory() -> Path:
@@ -140,6 +141,27 @@ def arm_options(command: Callable[..., None]) -> Callable[..., None]:
         help="The arm compared with; alone it means per-sample.",
     )
     return baseline(experiment(command))
+
+
+class SeveralValues(click.Command):
+    """A command whose options of `SEVERAL` take all values that follow, as a shell's pattern gives them."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Repeats such an option before each of its values."""
+        return super().parse_args(ctx, list(_repeated(args)))
+
+
+def _repeated(args: Iterable[str]) -> Iterable[str]:
+    option = ""
+    for argument in args:
+        if argument.startswith("-") and argument != "-":
+            option = argument if argument in SEVERAL else ""
+            if not option:
+                yield argument
+        elif option:
+            yield from (option, argument)
+        else:
+            yield argument
 
 
 def fleet_options(command: Callable[..., None]) -> Callable[..., None]:

@@ -65,6 +65,19 @@ def test_a_benchmark_is_compared_with_an_earlier_one(worker, tmp_path):
     assert "new_tokens was 3 and is 4" in str(other.exception)
 
 
+def test_no_prompt_is_that_of_an_earlier_benchmark_unless_a_seed_is_given(tmp_path):
+    prompts = set()
+    seen = []
+    with toy_engine(ask=lambda payload: prompts.add(tuple(payload["input_ids"]))) as engine:
+        for seed in ((), (), ("--seed", "7"), ("--seed", "7")):
+            options = (*SMALL, "--mode", "per-sample", "--vocabulary", "50", "--out", str(tmp_path), *seed)
+            assert run(engine.url, *options).exit_code == 0
+            seen.append(frozenset(prompts))
+            prompts.clear()
+    assert not seen[0] & seen[1]
+    assert seen[2] == seen[3]
+
+
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
     """A benchmark's file."""
