@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import base64
-import struct
-import zlib
+import io
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from parity.bench.config import Workload
 from parity.errors import UsageError
@@ -81,11 +81,6 @@ def requests(workload: Workload, vocabulary: Vocabulary, rng: np.random.Generato
 
 def random_image(side: int, rng: np.random.Generator) -> str:
     """A square RGB image of noise as base64 of a PNG, not compressed, since noise is not compressible."""
-    rows = np.zeros((side, 1 + 3 * side), np.uint8)  # each row begins with its filter, 0 for none
-    rows[:, 1:] = rng.integers(0, 256, (side, 3 * side), np.uint8)
-    header = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
-    parts = ((b"IHDR", header), (b"IDAT", zlib.compress(rows.tobytes(), 0)), (b"IEND", b""))
-    chunks = (
-        struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body)) for kind, body in parts
-    )
-    return base64.b64encode(b"\x89PNG\r\n\x1a\n" + b"".join(chunks)).decode()
+    file = io.BytesIO()
+    Image.fromarray(rng.integers(0, 256, (side, side, 3), np.uint8)).save(file, "PNG", compress_level=0)
+    return base64.b64encode(file.getvalue()).decode()

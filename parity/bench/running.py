@@ -267,11 +267,14 @@ async def _settled(sources: Sequence[Source], before: dict[str, Load], row: Meas
     until = time.monotonic() + SETTLING_SECONDS
     while True:
         loads = growth(before, await read_loads(sources))
-        requests = [load.requests for load in loads.values()]
-        tokens = [load.decode_tokens for load in loads.values()]
-        counted = sum(filter(None, requests)) >= row.requests and (
-            None in tokens or sum(filter(None, tokens)) >= row.output_tokens
+        counted = _counted([load.requests for load in loads.values()], row.requests) and _counted(
+            [load.decode_tokens for load in loads.values()], row.output_tokens
         )
         if not loads or counted or time.monotonic() > until:
             return loads
         await asyncio.sleep(0.1)
+
+
+def _counted(values: Sequence[float | None], wanted: int) -> bool:
+    """Whether engines counted so many, as far as they count at all."""
+    return None in values or sum(filter(None, values)) >= wanted

@@ -18,6 +18,7 @@ from toy_engine import toy_engine
 
 from parity.bench import BenchConfig, Measurement, Workload, parse_mode, run_bench
 from parity.bench.config import PRESETS
+from parity.bench.loads import Load
 from parity.bench.measuring import cpu_seconds, measure, quantiles
 from parity.bench.prompts import Vocabulary, requests, vocabulary_of
 from parity.bench.running import _rounds
@@ -200,6 +201,20 @@ def test_nothing_that_changes_an_engine_is_asked_without_leave(tmp_path):
         assert "/flush_cache" not in worker.paths
         assert run_bench(config, None, tmp_path, control=True).cache_emptied
         assert worker.paths.count("/flush_cache") == 3
+
+
+def test_a_count_that_no_engine_makes_is_not_waited_for(tmp_path):
+    readings = []
+
+    async def read() -> dict[str, Load]:
+        readings.append(float(worker.tokens))
+        return {"engine": Load(None, readings[-1])}
+
+    with paced_workers(1) as (worker,):
+        config = BenchConfig(WORK, (parse_mode("native"),), repeats=1, warm_up=0, engine=worker.url)
+        (row,) = run_bench(config, None, tmp_path, sources=[read]).rollouts
+    assert readings == [0, WORK.samples * WORK.new_tokens]
+    assert row.engines == {"engine": Load(None, readings[-1])}
 
 
 def test_no_rollout_uses_a_connection_of_another(tmp_path):
