@@ -242,6 +242,6 @@ def _progress(console: Console, quiet: bool) -> Iterator[tuple[Any, Any]]:
 
         def starting(seconds: float, line: str) -> None:
             if round(seconds) % 10 == 0:
-                click.echo(f"engine starting, {seconds:.0f} s: {line[:80]}", err=True)
+                click.echo(f"engine starting, {seconds:.0f} s{line and f': {line[:80]}'}", err=True)
 
         yield tell, starting

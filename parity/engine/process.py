@@ -24,9 +24,11 @@ from parity.errors import EngineError
 
 HOST = "127.0.0.1"
 LOG_TAIL_LINES = 20
+LAUNCHED = "== "
+"""Begins the line that stands in the log before what a launch of the engine writes."""
 
 Progress = Callable[[float, str], None]
-"""Called while an engine starts, with the seconds so far and the log's last line."""
+"""Called while an engine starts, with the seconds so far and the last line that it wrote, if any."""
 
 
 class Engine(Protocol):
@@ -137,7 +139,8 @@ class EngineProcess:
         command = self._command(self.port)
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         with self.log_path.open("ab") as log:
-            log.write(f"== {datetime.now(timezone.utc).isoformat(timespec='seconds')} {' '.join(command)}\n".encode())
+            at = datetime.now(timezone.utc).isoformat(timespec="seconds")
+            log.write(f"{LAUNCHED}{at} {' '.join(command)}\n".encode())
             log.flush()
             self._supervisor = subprocess.Popen(
                 [sys.executable, supervisor.__file__, *command],
@@ -222,7 +225,8 @@ class EngineProcess:
                 raise self._error(f"was not healthy after {self._start_timeout:.0f} s")
             if self._progress and now - reported >= 1:
                 reported = now
-                self._progress(now - started, next(iter(self.log_tail(1)), ""))
+                line = next(iter(self.log_tail(1)), "")
+                self._progress(now - started, "" if line.startswith(LAUNCHED) else line)
             time.sleep(0.1)
 
     def log_tail(self, lines: int = LOG_TAIL_LINES) -> list[str]:

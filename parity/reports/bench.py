@@ -128,16 +128,18 @@ def _print_policy(report: BenchReport, policy: str | None, console: Console) -> 
             said = f"requests sent less those that engines counted is {one.uncounted_requests:+,.0f}"
             console.print(Text(f"note: {one.mode}: {said}", style="yellow"))
     if any(one.ratio is not None for one in found):
-        console.print(_ratio_table(f"ratio to {found[0].baseline}", found))
+        console.print(_ratio_table(f"ratio to\n{found[0].baseline}", found))
     if compared:
-        console.print(_ratio_table("ratio to earlier", compared))
+        console.print(_ratio_table("ratio to\nearlier", compared))
         console.print(Text("The earlier benchmark did not take turns with this one.", style="dim"))
 
 
 _KNOWN: Mapping[str, Callable[[Summary], bool]] = {
     "cached prompt tokens (the engine does not say)": lambda one: one.cached_share is not None,
     "engine CPU (its processes are not ours)": lambda one: one.engine_cpu is not None,
-    "load of each engine (name what counts it with --counts)": lambda one: bool(one.engines),
+    "load of each engine (start several with --workers, or name what counts it with --counts)": lambda one: bool(
+        one.engines
+    ),
 }
 """What may not be known of any mode, and how to tell that it is."""
 
@@ -159,7 +161,7 @@ def work(result: BenchResult) -> str:
 
 def _table(*titles: str) -> Table:
     """A table whose first column is text and whose others are numbers."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=0)
     table.add_column(titles[0], no_wrap=True)
     for title in titles[1:]:
         table.add_column(title, justify="right")

@@ -2,7 +2,7 @@
 
 Flags: `stubborn` ignores SIGTERM; `children` starts a child in a session of its own that ignores SIGTERM and would
 outlive it, and prints its process id; `dies` exits with 1 at once; `sick` never becomes healthy;
-`slow` does after two seconds.
+`slow` does after two seconds; `mute` prints nothing.
 """
 
 import os
@@ -23,7 +23,8 @@ if "stubborn" in flags:
 if "children" in flags:
     child = subprocess.Popen([sys.executable, "-c", SLEEPER], start_new_session=True)
     print("child", child.pid, flush=True)
-print("mark", os.environ.get("FAKE_MARK"), os.environ.get("FAKE_GONE"), flush=True)
+if "mute" not in flags:
+    print("mark", os.environ.get("FAKE_MARK"), os.environ.get("FAKE_GONE"), flush=True)
 
 
 class Handler(BaseHTTPRequestHandler):

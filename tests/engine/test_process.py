@@ -180,6 +180,12 @@ def test_progress_tells_the_seconds_and_the_last_line_of_the_log(engines):
     assert told[0][0] >= 1 and told[0][1].startswith("mark")
 
 
+def test_progress_does_not_take_our_own_line_for_one_of_the_engine(engines):
+    told = []
+    engines("slow", "mute", progress=lambda _, line: told.append(line)).start()
+    assert set(told) == {""}
+
+
 def test_the_environment_is_added_to_ours_and_an_empty_value_removes(engines, monkeypatch):
     monkeypatch.setenv("FAKE_GONE", "still here")
     engine = engines(environment={"FAKE_MARK": "seen", "FAKE_GONE": ""})
