@@ -7,8 +7,9 @@ asks that engine, and adds the conformance suite, one test a case.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
@@ -16,6 +17,7 @@ from urllib.parse import quote, urlsplit
 import pytest
 
 if TYPE_CHECKING:  # pytest loads this module in every project that has parity installed
+    from parity.contract_checks import Rules
     from parity.engine import EngineClient
     from parity.exchanges import Exchange
     from parity.findings import Finding
@@ -31,6 +33,8 @@ MARKERS = (
     "parity_case: a case of the conformance suite, which --parity-url adds",
 )
 
+LONGEST_NAME = 200
+"""Bytes of a file's name, of which file systems take 255."""
 
 UNCALLED = pytest.StashKey[bool]()
 """Whether a test asked for `parity_baseline` and has not called it."""
@@ -75,6 +79,9 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", marker)
     if config.getoption("--parity-record") and not config.getoption("--parity-baseline"):
         raise pytest.UsageError("--parity-record needs --parity-baseline DIR")
+    changed = config.getoption("--parity-url") and config.getoption("--parity-control")
+    if changed and config.getoption("dist", "no") != "no":  # pytest-xdist's
+        raise pytest.UsageError("--parity-control changes the engine that all workers of pytest-xdist ask; use -n 0")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -87,10 +94,10 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
-    """Fails a test that asked for `parity_baseline` and compared nothing."""
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """Fails a test that asked for `parity_baseline` and compared nothing, one of a `unittest.TestCase` too."""
     result = yield
-    if pyfuncitem.stash.get(UNCALLED, False):
+    if item.stash.get(UNCALLED, False):
         pytest.fail("parity_baseline was not called: nothing was compared", pytrace=False)
     return result
 
@@ -114,10 +121,15 @@ def _parity_server(
     import asyncio
 
     from parity.engine import open_engine
+    from parity.errors import EngineError
 
     if url := request.config.getoption("--parity-url"):
         engine = open_engine(url, Path(), Path())
-        yield engine.url, asyncio.run(_model_path(engine.client()))
+        try:
+            served = asyncio.run(_model_path(engine.client()))
+        except EngineError as error:
+            pytest.fail(str(error), pytrace=False)
+        yield engine.url, served
         return
     policy = Path(request.getfixturevalue("_parity_policy"))
     engine = open_engine("embedded", policy, tmp_path_factory.mktemp("parity-log"))
@@ -179,16 +191,16 @@ def parity_check(request: pytest.FixtureRequest) -> Callable[..., list[Finding]]
     of `parity_engine` is checked too, and against the samples. The marker `parity` gives what the call does not.
     """
     marked = _marked(request)
-    front = _front_of(request)
-    exchanges = front.exchanges if front else None
 
     def check(samples: Any = None, **asked: Any) -> list[Finding]:
-        from parity.contract_checks import Rules
         from parity.pytest_plugin.judging import contract_findings
 
         told = marked | asked
         required, chunk = told.pop("required", ()), told.pop("chunk", None)
-        return _passing(contract_findings(samples, exchanges, Rules(**told), chunk), required)
+        if isinstance(required, str):
+            pytest.fail(f"required is {required!r}, not a list of checks", pytrace=False)
+        front = _front_of(request)  # now, as the test may have asked for its engine since
+        return _passing(contract_findings(samples, front.exchanges if front else None, _rules(told), chunk), required)
 
     return check
 
@@ -200,8 +212,7 @@ def parity_baseline(request: pytest.FixtureRequest) -> Callable[[Any], list[Find
     With --parity-record it writes the recording, and the test ends as skipped. Without --parity-baseline it ends as
     skipped too.
     """
-    front, group_size = _front_of(request), _marked(request).get("group_size")
-    exchanges = front.exchanges if front else None
+    group_size = _marked(request).get("group_size")
     request.node.stash[UNCALLED] = True
 
     def compare(samples: Any) -> list[Finding]:
@@ -213,6 +224,8 @@ def parity_baseline(request: pytest.FixtureRequest) -> Callable[[Any], list[Find
         if request.config.getoption("--parity-baseline") is None:
             pytest.skip("not compared: --parity-baseline names no recordings")
         rollout = rollout_of(samples, group_size)
+        front = _front_of(request)
+        exchanges = front.exchanges if front else None
         baseline = _recorded(request)
         if baseline is not None:
             return _passing(baseline.findings(rollout, exchanges))
@@ -233,6 +246,17 @@ def _marked(request: pytest.FixtureRequest) -> dict[str, Any]:
     return told
 
 
+def _rules(told: dict[str, Any]) -> Rules:
+    """The rules told; a name that is none, as of a misspelt one, fails the test."""
+    from parity.contract_checks import Rules
+
+    known = [rule.name for rule in fields(Rules)]
+    if unknown := [name for name in told if name not in known]:
+        rules = ", ".join(["required", "chunk", *known])
+        pytest.fail(f"parity knows no rule {', '.join(unknown)}; there are {rules}", pytrace=False)
+    return Rules(**told)
+
+
 def _front_of(request: pytest.FixtureRequest) -> Front | None:
     """That of the test's engine, if it asks one."""
     if "parity_engine" not in request.fixturenames:
@@ -242,9 +266,15 @@ def _front_of(request: pytest.FixtureRequest) -> Front | None:
 
 
 def _directory(request: pytest.FixtureRequest) -> Path:
-    return Path(
-        request.config.getoption("--parity-baseline"), *(quote(p, "[]") for p in request.node.nodeid.split("::"))
-    )
+    return Path(request.config.getoption("--parity-baseline"), *map(_file_name, request.node.nodeid.split("::")))
+
+
+def _file_name(part: str) -> str:
+    """A part of a test's name as one of a path, which must not be too long for a file system, nor lead upwards."""
+    name = quote(part, "[]")
+    if len(name) <= LONGEST_NAME and name.strip("."):
+        return name
+    return f"{name[:LONGEST_NAME]}-{hashlib.sha256(part.encode()).hexdigest()[:16]}"
 
 
 def _recorded(request: pytest.FixtureRequest) -> Baseline | None:

@@ -335,3 +335,96 @@ def test_recording_needs_a_directory(pytester, monkeypatch):
     result = pytester.runpytest_inprocess(*PLUGIN, "--parity-record")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     assert "--parity-record needs --parity-baseline DIR" in str(result.stderr)
+
+
+RULES = """
+import pytest
+
+@pytest.mark.parity(group_size=2, {more})
+def test_rules(parity_check):
+    parity_check([])
+"""
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ("groupsize=2", "parity knows no rule groupsize; there are required, chunk, group_size, "),
+        ("required='output_count'", "required is 'output_count', not a list of checks"),
+    ],
+)
+def test_a_misspelt_rule_is_named(host, pytester, more, said):
+    pytester.makepyfile(test_host=RULES.format(more=more))
+    outcomes, output = host()
+    assert outcomes == {"failed": 1}
+    assert said in output
+    assert "Traceback" not in output
+    assert "TypeError" not in output
+
+
+def test_a_test_case_of_unittest_that_compares_nothing_fails_and_one_that_does_is_skipped(host, pytester):
+    pytester.makepyfile(
+        test_host="""
+        import unittest
+        import pytest
+
+        class TestHost(unittest.TestCase):
+            @pytest.fixture(autouse=True)
+            def of_the_plugin(self, parity_baseline):
+                self.baseline = parity_baseline
+
+            def test_forgotten(self):
+                pass
+
+            def test_called(self):
+                self.baseline([])
+        """
+    )
+    outcomes, output = host()
+    assert outcomes == {"failed": 1, "skipped": 1}
+    assert "parity_baseline was not called" in output
+
+
+def test_an_engine_that_a_test_asks_for_late_is_checked_too(host, pytester):
+    late = HOST.replace("(parity_engine, parity_check, ", "(request, parity_check, ").replace(
+        "    samples = ", '    parity_engine = request.getfixturevalue("parity_engine")\n    samples = '
+    )
+    pytester.makepyfile(test_host=late)
+    with toy_engine() as engine:
+        assert host("--parity-url", engine.url)[0] == {"skipped": 1}
+        outcomes, output = host("--parity-url", engine.url, FAULT="samples[1].logprobs[0] -= 1")
+    assert outcomes == {"failed": 1}
+    assert "samples_received: " in output
+
+
+def test_a_test_with_any_name_has_a_recording_under_the_directory_given(host, pytester):
+    pytester.makepyfile(
+        test_host="""
+        import pytest
+        from parity.samples import Sample
+
+        @pytest.mark.parametrize("name", ["x" * 300, "y" * 300, "a::..::..::..::..::b", "c/d"])
+        def test_name(parity_baseline, name):
+            parity_baseline([Sample(0, 0, 0, [1], [len(name), ord(name[0])])])
+        """
+    )
+    assert host("--parity-baseline", "base", "--parity-record")[0] == {"skipped": 4}
+    assert host("--parity-baseline", "base")[0] == {"passed": 4}
+    assert len({path.parent for path in pytester.path.glob("base/**/rollout.parquet")}) == 4
+
+
+def test_workers_do_not_change_an_engine_that_they_share(pytester, host, monkeypatch):
+    monkeypatch.setenv(*next(iter(ALONE.items())))
+    with toy_engine() as engine:
+        told = ("--parity-url", engine.url, "--parity-control", "-p", "xdist.plugin", "-n", "2")
+        result = pytester.runpytest_inprocess(*PLUGIN, *told)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert "use -n 0" in str(result.stderr)
+
+
+def test_tests_of_an_engine_that_is_gone_say_so_in_a_line(host, nowhere):
+    outcomes, output = host("--parity-url", nowhere)
+    assert outcomes == {"errors": 1}
+    assert "Cannot connect" in output
+    assert "model_info" in output
+    assert "asyncio" not in output
