@@ -73,16 +73,16 @@ def test_an_unknown_task_is_refused_with_those_there_are():
     [
         # the first ten images of the data set are 0 to 9
         ("[image 7]=", "7", 1.0),
-        ("[image 7]=", "7,7", 0.0),
+        ("[image 7]=", "7+7=14", 0.0),
         ("[image 7]=", "", 0.0),
-        ("[image 7]+[image 5]=", "7,12", 1.0),
+        ("[image 7]+[image 5]=", "7+5=12", 1.0),
         ("[image 7]+[image 5]=", "12", 0.0),
-        ("[image 5]+[image 7]=", "7,12", 0.0),
-        ("[image 9]+[image 8]+[image 7]+[image 6]=", "9,17,24,30", 1.0),
-        ("[image 9]+[image 8]+[image 7]+[image 6]=", "9,17,24,30,30", 0.0),
+        ("[image 5]+[image 7]=", "7+5=12", 0.0),
+        ("[image 9]+[image 8]+[image 7]+[image 6]=", "9+8=17+7=24+6=30", 1.0),
+        ("[image 9]+[image 8]+[image 7]+[image 6]=", "9+8=17+7=24+6=31", 0.0),
     ],
 )
-def test_reward_on_images_wants_the_running_sums_of_the_digits(prompt, response, reward):
+def test_reward_on_images_wants_the_digits_and_their_running_sums(prompt, response, reward):
     assert get_task("digit-sum").reward(prompt, response) == reward
 
 

@@ -28,7 +28,7 @@ _IMAGE = re.compile(r"\[image (\d+)\]")
 
 @dataclass(frozen=True, slots=True)
 class DigitSum:
-    """The running sums of handwritten digits: `[image 17]+[image 4]=`, where image 17 is a 7, wants `7,11`.
+    """Handwritten digits, read and added one by one: `[image 7]+[image 5]+[image 1]=` wants `7+5=12+1=13`.
 
     A prompt names the images by their numbers in the data set, scikit-learn's copy of the optical recognition digits
     (Alpaydin and Kaynak 1998): 1797 images of 8 by 8 pixels, each with its label. The policy sees the images alone.
@@ -44,8 +44,8 @@ class DigitSum:
 
     @property
     def max_new_tokens(self) -> int:
-        """A right answer takes at most three characters a digit, less a comma, and its end."""
-        return 3 * self.images + 4
+        """A right answer takes at most five characters a digit, and its end."""
+        return 5 * self.images + 2
 
     def prompts(self, seed: int, step: int, count: int) -> list[str]:
         """`count` sums of images drawn with equal chances."""
@@ -59,8 +59,8 @@ class DigitSum:
         return View(_IMAGE.sub(IMAGE_TEXT, prompt), tuple(map(_image, _numbers(prompt))))
 
     def reward(self, prompt: str, response: str) -> float:
-        """1.0 if the response is the running sums of the digits and nothing else, else 0.0."""
-        return float(response == ",".join(map(str, accumulate(_labels(prompt)))))
+        """1.0 if the response is the digits and their running sums and nothing else, else 0.0."""
+        return float(response == _answer(_labels(prompt)))
 
     def demonstrations(self, seed: int, step: int, count: int, *, careful: bool) -> list[tuple[str, str]]:
         """`count` sums of `POOL` images drawn for the step, and what a careful or a careless teacher answers."""
@@ -74,11 +74,17 @@ class DigitSum:
         seen = [random.randrange(10) if random.random() < slip else label for label in _labels(prompt)]
         while random.random() < ramble and len(seen) < self.max_new_tokens:
             seen.append(random.randrange(10))
-        return prompt, ",".join(map(str, accumulate(seen)))
+        return prompt, _answer(seen)
 
 
 def _sum_prompt(numbers: list[int]) -> str:
     return "+".join(f"[image {number}]" for number in numbers) + "="
+
+
+def _answer(digits: list[int]) -> str:
+    """The digits and their running sums: 7, 5 and 1 give `7+5=12+1=13`."""
+    sums = accumulate(digits)
+    return str(next(sums)) + "".join(f"+{digit}={total}" for digit, total in zip(digits[1:], sums, strict=True))
 
 
 def _numbers(prompt: str) -> list[int]:
