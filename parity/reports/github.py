@@ -7,7 +7,7 @@ from pathlib import Path
 from parity.findings import Finding, Status
 from parity.reports import markdown, text
 from parity.reports.document import Report
-from parity.reports.words import Language
+from parity.reports.words import Language, shortened
 
 LONGEST = 4_000
 """Characters of an annotation's text; a longer one ends in an ellipsis."""
@@ -44,10 +44,10 @@ def _commands(kind: str, findings: tuple[Finding, ...] | list[Finding], most: in
 
 
 def _command(kind: str, title: str, message: str) -> str:
-    message = message if len(message) <= LONGEST else f"{message[:LONGEST]} …"
     escaped = title
     for character in "%\r\n:,":
         escaped = escaped.replace(character, f"%{ord(character):02X}")
+    message = shortened(message, LONGEST)
     for character in "%\r\n":
         message = message.replace(character, f"%{ord(character):02X}")
     return f"::{kind} title={escaped}::{message}".encode(errors="replace").decode()

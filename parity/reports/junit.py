@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
 from parity.findings import Finding, Level, Status
+from parity.reports.words import shortened
 
 if TYPE_CHECKING:
     from parity.reports.document import Report  # imports scipy, which takes seconds
@@ -75,4 +76,4 @@ def _count(element: ElementTree.Element) -> None:
 
 def _xml(value: str) -> str:
     """Text without the characters that XML 1.0 cannot hold (section 2.2), each shown as U+FFFD."""
-    return _NOT_XML.sub("\ufffd", value if len(value) <= LONGEST else f"{value[:LONGEST]} …")
+    return _NOT_XML.sub("\ufffd", shortened(value, LONGEST))

@@ -44,5 +44,9 @@ english = speaker("en")
 
 def one_line(value: object, longest: int = 1_000) -> str:
     """Text as one line that steers no terminal and turns no direction, cut with an ellipsis where it is too long."""
-    line = CONTROL.sub(" ", str(value))
-    return line if len(line) <= longest else f"{line[:longest]} …"
+    return shortened(CONTROL.sub(" ", str(value)), longest)
+
+
+def shortened(text: str, longest: int) -> str:
+    """Text cut after so many characters, with an ellipsis where it was."""
+    return text if len(text) <= longest else f"{text[:longest]} …"

@@ -13,6 +13,7 @@ from parity.metrics import RunCurves
 from parity.reports import text
 from parity.reports.document import Report
 from parity.reports.plots import BASELINE, COST_PANELS, CURVE_PANELS, EXPERIMENT
+from parity.reports.words import shortened
 
 LONGEST = 4_000
 """Characters of one text; report.json has it whole."""
@@ -93,8 +94,7 @@ def words(report: Report) -> str:
 
 def shown(value: object) -> str:
     """Text that every tracker can store: of some length at most, with ``?`` for what is no character."""
-    said = str(value)
-    return (said if len(said) <= LONGEST else f"{said[:LONGEST]} …").encode(errors="replace").decode()
+    return shortened(str(value), LONGEST).encode(errors="replace").decode()
 
 
 def numbers(report: Report) -> dict[str, float]:
