@@ -69,8 +69,10 @@ def passing_on(upstream: str, control: bool) -> AbstractContextManager[Front]:
     sessions: list[aiohttp.ClientSession] = []
 
     async def connected(app: web.Application) -> AsyncIterator[None]:
-        # a host has time-outs of its own, and gives up by closing the connection
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as session:
+        # A host has time-outs of its own, and gives up by closing the connection. It also says how many requests run at
+        # once; were they limited here, an abort would wait for those that it is to end.
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=1)  # as `EngineClient` has it
+        async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None)) as session:
             sessions.append(session)
             yield
 
