@@ -6,7 +6,6 @@ Only matplotlib's objects are used, never pyplot: no state is shared and no disp
 from __future__ import annotations
 
 import io
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -25,7 +24,7 @@ from scipy import stats
 from parity.findings import Finding, Level
 from parity.metrics import Curve, align
 from parity.reports.document import ADVANTAGE, ROUNDING, Report
-from parity.reports.text import factor_of, in_log
+from parity.reports.text import factor_of, in_log, margins
 from parity.reports.words import Say, english
 
 BASELINE, EXPERIMENT = "#0072B2", "#D55E00"
@@ -205,8 +204,7 @@ def _margin(report: Report, arms: Mapping[str, Sequence[str]], metric: str) -> F
     """The finding that holds a metric of these runs to a margin."""
     if arms != report.compared_runs:
         return None
-    of_metric = (finding for finding in report.findings if finding.where.field == metric)
-    return next((finding for finding in of_metric if math.isfinite(finding.evidence.get("margin", math.nan))), None)
+    return margins(report).get(metric)
 
 
 def _draw_margin(axis: Axes, curves: Sequence[Curve], held: Finding) -> None:

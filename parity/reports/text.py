@@ -274,6 +274,16 @@ def how_tested(finding: Finding, say: Say = english) -> str:
     return f"{finding.level.rung} {say(', ').join(parts)}"
 
 
+def margins(report: Report) -> dict[str, Finding]:
+    """By metric, the first finding that holds it to a margin."""
+    held: dict[str, Finding] = {}
+    for finding in report.findings:
+        margin = finding.evidence.get("margin")
+        if finding.where.field and isinstance(margin, (int, float)) and math.isfinite(margin):
+            held.setdefault(finding.where.field, finding)
+    return held
+
+
 def in_log(finding: Finding) -> bool:
     """Whether the finding's margin is one of the metric's log."""
     return str(finding.evidence.get("summary", "")).endswith("of the log")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import math
 from collections.abc import Mapping
 from importlib import resources
 from string import Template
@@ -134,14 +133,13 @@ def _content(report: Report, evidence: Evidence, language: Language) -> dict[str
 def _margins(report: Report, number: Mapping[int, int], say: Say) -> dict[str, dict[str, Any]]:
     """By metric, the margin that a finding of L1 or L3 holds it to, and that finding."""
     return {
-        str(finding.where.field): {
+        metric: {
             "margin": finding.evidence["margin"],
             "in_log": text.in_log(finding),
             "number": number[id(finding)],
             "found": text.outcome(finding, say),
         }
-        for finding in reversed(report.findings)
-        if finding.where.field and math.isfinite(finding.evidence.get("margin", math.nan))
+        for metric, finding in text.margins(report).items()
     }
 
 
