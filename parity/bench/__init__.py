@@ -1,7 +1,7 @@
 """What the granularity of requests costs: the same work asked for in several modes, taking turns."""
 
 from parity.bench.config import PRESETS, SHARED_PREFIX, BenchConfig, Mode, Workload, parse_mode
-from parity.bench.loads import Load, Spread, open_source, read_loads, spread
+from parity.bench.loads import Load, Spread, open_sources, read_loads, spread
 from parity.bench.measuring import Measurement
 from parity.bench.running import BenchResult, Step, run_bench
 from parity.bench.summary import Ratio, Summary, compare, ratios, summarise
@@ -20,7 +20,7 @@ __all__ = [
     "Summary",
     "Workload",
     "compare",
-    "open_source",
+    "open_sources",
     "parse_mode",
     "ratios",
     "read_loads",

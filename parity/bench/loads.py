@@ -7,7 +7,9 @@ engine's, and sglang-router's, which counts requests by worker.
 from __future__ import annotations
 
 import asyncio
+import os
 import re
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +22,8 @@ from parity.errors import EngineUnavailable, InputError, NotRecognised
 
 MAX_TEXT = 64 << 20
 """Most bytes of a page of counters."""
+MAX_LINE = 64 << 10
+"""Most bytes of a line of an access log; a longer one is read in parts."""
 
 _ACCESS = re.compile(rb'"(?:POST|PUT) (?:https?://[^/ ]+)?/generate(?:\?[^ ]*)? HTTP/[0-9.]+" ([0-9]{3})\b')
 _ANY_ACCESS = re.compile(rb'"[A-Z]+ [^ "]+ HTTP/[0-9.]+" [0-9]{3}\b')
@@ -87,7 +91,8 @@ def read_counters(text: str, name: str) -> dict[str, Load]:
             key = "decode_tokens" if "tokens" in metric else "requests"
             own[key] = own.get(key, 0.0) + _count(match[3], name, number)
     if workers:
-        return {engine_name(worker): Load(requests) for worker, requests in workers.items()}
+        # A router lists its workers in another order at each reading.
+        return {engine_name(worker): Load(requests) for worker, requests in sorted(workers.items())}
     if own or "\nsglang" in f"\n{text}":
         return {name: Load(own.get("requests"), own.get("decode_tokens"))}
     raise NotRecognised(f"{name}: no counter of SGLang or of its router")
@@ -150,26 +155,53 @@ class AccessLog:
     def __init__(self, path: Path, name: str | None = None) -> None:
         self._path, self._name = path, name or path.stem
         self._offset = self._count = 0
+        self._inode: int | None = None
 
     async def __call__(self) -> Loads:
-        """The count so far."""
-        with self._path.open("rb") as file:
-            file.seek(self._offset)
-            for line in file:
-                if line.endswith(b"\n"):  # else it is still being written
-                    self._offset += len(line)
+        """The count so far.
+
+        Raises:
+            InputError: The log is gone, or is not the one that was read before: what it held meanwhile is not known.
+        """
+        try:
+            with self._path.open("rb") as file:
+                now = os.fstat(file.fileno())
+                if now.st_size < self._offset or self._inode not in (None, now.st_ino):
+                    raise InputError(f"{self._path}: was cut or replaced while its requests were counted")
+                self._inode = now.st_ino
+                file.seek(self._offset)
+                while (line := file.readline(MAX_LINE)).endswith(b"\n") or len(line) == MAX_LINE:
+                    self._offset += len(line)  # a last line without its end is still being written
                     self._count += _ACCESS.search(line) is not None
+        except OSError as error:
+            raise InputError(f"{self._path}: cannot be read: {error.strerror}") from error
         return {self._name: Load(float(self._count))}
 
 
-def open_source(place: str) -> Source:
+def open_sources(places: Sequence[str]) -> list[Source]:
+    """The sources that a user names; files are called by their names alone where these differ, else by their paths.
+
+    Raises:
+        InputError: As `open_source`.
+    """
+    files = dict.fromkeys(place for place in places if "://" not in place)
+    stems = Counter(Path(place).stem for place in files)
+    names = {place: Path(place).stem if stems[Path(place).stem] == 1 else place for place in files}
+    return [open_source(place, names.get(place)) for place in dict.fromkeys(places)]
+
+
+def open_source(place: str, name: str | None = None) -> Source:
     """The source that a user names: a URL with counters, a page of them in a file, or an access log.
+
+    Args:
+        place: A URL or a path.
+        name: What the engine is called; by default host and port, or the file's name without its ending.
 
     Raises:
         InputError: The file is none of these, or cannot be read.
     """
     if "://" in place:
-        return metrics_source(place)
+        return metrics_source(place, name)
     path = Path(place)
     try:
         with path.open("rb") as file:
@@ -177,14 +209,14 @@ def open_source(place: str) -> Source:
     except OSError as error:
         raise InputError(f"{place}: cannot be read: {error.strerror}") from error
     if _ANY_ACCESS.search(head):
-        return AccessLog(path)
+        return AccessLog(path, name)
 
     async def read() -> Loads:
-        return read_counters(path.read_text(errors="replace"), path.stem)
+        return read_counters(path.read_text(errors="replace"), name or path.stem)
 
     if path.stat().st_size > MAX_TEXT:
         raise NotRecognised(f"{place}: neither an access log nor a page of Prometheus counters")
-    read_counters(path.read_text(errors="replace"), path.stem)
+    read_counters(path.read_text(errors="replace"), name or path.stem)
     return read
 
 

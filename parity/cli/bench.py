@@ -123,14 +123,14 @@ def bench(
         raise UsageError(f"{url!r} is no URL: expected http://HOST:PORT")
     config = _config(context, preset, url or engine or "embedded", asked)
     config.validate()
-    from parity.bench import open_source, run_bench
+    from parity.bench import open_sources, run_bench
     from parity.bench.files import read_bench
     from parity.reports.bench import assess, document, print_bench, ratio_lines, write_bench
 
     before = read_bench(earlier) if earlier else None
     if before and before.config.workload != config.workload:
         raise UsageError(f"{earlier}: {_differences(before, config)}; only equal workloads are compared")
-    sources = [open_source(place) for place in counts]
+    sources = open_sources(counts)
     directory = out or new_directory("bench-")
     with tempfile.TemporaryDirectory() as scratch, _progress(console, quiet) as (step, starting):
         result = run_bench(
@@ -192,10 +192,10 @@ def _print_counts(counts: tuple[str, ...], console: Console, as_json: bool) -> N
 
     import orjson
 
-    from parity.bench import open_source, read_loads
+    from parity.bench import open_sources, read_loads
     from parity.reports.bench import load_table
 
-    loads = asyncio.run(read_loads([open_source(place) for place in counts]))
+    loads = asyncio.run(read_loads(open_sources(counts)))
     if as_json:
         rows = {engine: asdict(load) for engine, load in loads.items()}
         sys.stdout.buffer.write(orjson.dumps(rows, option=orjson.OPT_INDENT_2) + b"\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from parity.bench.loads import (
     growth,
     metrics_source,
     open_source,
+    open_sources,
     read_counters,
     read_loads,
     spread,
@@ -58,6 +60,60 @@ def test_a_log_that_grows_is_read_on_and_a_line_half_written_is_left(tmp_path):
     with path.open("ab") as file:
         file.write(COUNTED[2][40:] + NOT_COUNTED[0])
     assert asyncio.run(read_loads([log])) == {"sglang-0": Load(3.0)}
+
+
+def test_logs_of_the_same_name_are_of_different_engines(tmp_path):
+    """One directory a worker, or one ending a rank, is how most logs lie; no count may stand for another's."""
+    places = [tmp_path / "w0" / "server.log", tmp_path / "w1" / "server.log", tmp_path / "rank.0", tmp_path / "rank.1"]
+    for requests, path in enumerate([*places, tmp_path / "alone.log"], 1):
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(COUNTED[0] * requests)
+    loads = asyncio.run(read_loads(open_sources([str(path) for path in (*places, tmp_path / "alone.log")])))
+    assert loads == {**{str(path): Load(float(count)) for count, path in enumerate(places, 1)}, "alone": Load(5.0)}
+    assert asyncio.run(read_loads(open_sources([str(places[0])] * 2))) == {"server": Load(1.0)}
+
+
+def cut(path):
+    path.write_bytes(COUNTED[0])
+
+
+def replace_by_a_longer_one(path):
+    path.with_suffix(".new").write_bytes(COUNTED[0] * 9)
+    path.with_suffix(".new").rename(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"), [(cut, "cut or replaced"), (replace_by_a_longer_one, "cut or replaced"), (Path.unlink, "read")]
+)
+def test_a_log_that_is_rotated_while_it_is_counted_is_said(change, said, tmp_path):
+    path = tmp_path / "worker.log"
+    path.write_bytes(COUNTED[0] * 3)
+    log = AccessLog(path)
+    for _ in range(2):  # the control
+        assert asyncio.run(log()) == {"worker": Load(3.0)}
+    change(path)
+    with pytest.raises(InputError, match=rf"worker\.log: .*{said}"):
+        asyncio.run(log())
+
+
+def test_a_log_with_a_huge_line_is_counted_in_little_memory(tmp_path):
+    path = tmp_path / "worker.log"
+    with path.open("wb") as file:
+        file.write(COUNTED[0])
+        file.truncate(1 << 24)  # zeros without an end of line
+        file.seek(0, 2)
+        file.write(b"\n" + COUNTED[0])
+    tracemalloc.start()
+    assert asyncio.run(AccessLog(path)()) == {"worker": Load(2.0)}
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1 << 21
+
+
+def test_the_order_in_which_a_router_lists_its_workers_moves_no_count():
+    samples = [line for line in ROUTER_PAGE.splitlines() if line.startswith("smg_worker_")]
+    found, turned = (read_counters("\n".join(lines), "router") for lines in (samples, samples[::-1]))
+    assert list(found.items()) == list(turned.items())
 
 
 def test_the_counters_of_the_real_engine():
