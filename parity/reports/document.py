@@ -22,6 +22,7 @@ REWARD = "rollout/raw_reward"
 ADVANTAGE = "rollout/advantages"
 ROUNDING = 1e-12
 """A mean advantage below this is rounding: it is 0 by construction within a group."""
+NOT_RECORDED = "not recorded"
 FINISH_REASON_METRIC = "rollout/finish_reason/"
 MARKED_EVENTS = ("engine_restart", "resume", "abort")
 COST_METRICS = (
@@ -460,7 +461,7 @@ def _outcome(run: RunRecord, curves: RunCurves) -> RunOutcome:
         seed=run.seed,
         design=run.design,
         steps=len(run.metrics),
-        status=str(run.outcome.get("status", "not recorded")),
+        status=str(run.outcome.get("status", NOT_RECORDED)),
         message=str(run.outcome.get("message") or ""),
         retries=happened("retry"),
         restarts=happened("engine_restart"),
@@ -483,11 +484,11 @@ def _provenance(experiment: Mapping[str, Any], runs: Sequence[RunRecord]) -> Pro
     config = experiment.get("config") or {}
     return Provenance(
         commands=tuple(experiment.get("commands") or ()),
-        commit=str(experiment.get("commit") or "not recorded"),
+        commit=str(experiment.get("commit") or NOT_RECORDED),
         versions={str(name): str(version) for name, version in (experiment.get("versions") or {}).items()},
-        task=str(experiment.get("task") or "not recorded"),
+        task=str(experiment.get("task") or NOT_RECORDED),
         engine=_engine(experiment),
-        determinism=str((experiment.get("engine_determinism") or {}).get("summary") or "not recorded"),
+        determinism=str((experiment.get("engine_determinism") or {}).get("summary") or NOT_RECORDED),
         seeds=tuple(experiment.get("seeds") or ()),
         steps=experiment.get("steps"),
         margins=dict(experiment.get("margins") or {}),
@@ -500,4 +501,4 @@ def _provenance(experiment: Mapping[str, Any], runs: Sequence[RunRecord]) -> Pro
 def _engine(experiment: Mapping[str, Any]) -> str:
     """The engine asked for, and the version that it stated."""
     engine, version = experiment.get("engine"), experiment.get("engine_version")
-    return f"{engine or 'not recorded'}{f', version {version}' if version else ''}"
+    return f"{engine or NOT_RECORDED}{f', version {version}' if version else ''}"

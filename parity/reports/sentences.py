@@ -16,7 +16,7 @@ from functools import cache, lru_cache
 from importlib import resources
 
 from parity.findings import Finding
-from parity.reports.document import Report
+from parity.reports.document import NOT_RECORDED, Provenance, Report
 from parity.reports.words import Language, speaker
 
 _PLACES = {
@@ -62,6 +62,24 @@ def in_language(report: Report, language: Language) -> Report:
         ),
         ladder=tuple(replace(rung, strongest=rung.strongest and changed[id(rung.strongest)]) for rung in report.ladder),
         marks=tuple(replace(mark, message=translate(mark.message, language) or mark.message) for mark in report.marks),
+        provenance=_provenance(report.provenance, language),
+    )
+
+
+def _provenance(source: Provenance, language: Language) -> Provenance:
+    say = speaker(language)
+
+    def known(value: str) -> str:
+        return say(value) if value == NOT_RECORDED else value
+
+    parts = [translate(part, language) for part in re.split("(; |, |: )", source.determinism)]
+    quoted = say("In English: {message}", message=source.determinism)
+    return replace(
+        source,
+        determinism=quoted if None in parts else "".join(filter(None, parts)),
+        commit=known(source.commit),
+        task=known(source.task),
+        engine=known(source.engine),
     )
 
 

@@ -17,6 +17,7 @@ from recorded_runs import recorded
 from parity.comparison import Question, compare, margins_of
 from parity.contract_checks import CHECKS
 from parity.curves import RecordedRun
+from parity.engine.detection import SENTENCES
 from parity.faults import FAULTS
 from parity.faults.scenes import DRAWS
 from parity.findings import Finding, Level, Status
@@ -99,6 +100,24 @@ def test_what_is_not_known_is_quoted_whole_and_json_stays_english(report: Report
     assert [finding.message for finding in in_language(report, "en").findings] == [
         finding.message for finding in report.findings
     ]
+
+
+def test_what_the_engine_was_seen_to_promise_is_said_or_quoted_whole(build: Callable[..., Report]) -> None:
+    report = build()
+    facts = list(SENTENCES.values())
+    said = replace(report.provenance, determinism=f"seen: {', '.join(facts[:6])}; not so: {', '.join(facts[6:])}")
+    assert not re.search("seen|seed|vary", in_language(replace(report, provenance=said), "zh").provenance.determinism)
+    odd = replace(report.provenance, determinism=f"not compared: {facts[0]} (HTTP 500: oops)", commit="not recorded")
+    chinese = in_language(replace(report, provenance=odd), "zh").provenance
+    assert chinese.determinism == f"英文原文：{odd.determinism}"  # noqa: RUF001 - Chinese
+    assert chinese.commit == "未记录"
+
+
+def test_a_number_of_things_is_set_as_chinese_is() -> None:
+    rule = "Every logged value is a finite number"
+    assert translate(f"216 curves: {rule}", "zh") == "216 条曲线均符合规则：每个记录值都是有限数"  # noqa: RUF001 - Chinese
+    assert translate(f"3 samples in 6 runs: {rule}", "zh").startswith("6 个 run 中的 3 个样本均符合")  # type: ignore[union-attr]
+    assert translate("reward is equal bit for bit in 4 samples", "zh") == "reward 在 4 个样本中逐比特相等"
 
 
 def test_rows_and_rungs_carry_the_same_findings_in_chinese(report: Report) -> None:
