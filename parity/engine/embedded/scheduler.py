@@ -10,12 +10,11 @@ Other threads speak to it through `submit` and `call` alone.
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,9 +24,10 @@ import torch
 from parity.engine.embedded.features import Features
 from parity.engine.embedded.model import Model
 from parity.engine.embedded.prefix_cache import PrefixCache
-from parity.engine.embedded.protocol import Result, SequenceRequest
+from parity.engine.embedded.protocol import Result
 from parity.engine.embedded.rows import Rows, rows_for
 from parity.engine.embedded.sampling import Floats, Integers, log_softmax, on_grid, sample
+from parity.engine.embedded.sequence import Sequence
 
 PREFIX_CACHE_BYTES = 64 << 20
 PREFILL_SCORES = 1 << 22
@@ -38,63 +38,6 @@ ABORTED_WAITING = {"type": "abort", "message": "Abort in waiting queue"}
 
 T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
-
-
-@dataclass(eq=False)
-class Sequence:
-    """A sequence from submission to its end.
-
-    `owner` and `index` are the submitter's. With `stream` it is delivered at every token.
-    """
-
-    request: SequenceRequest
-    owner: Any = None
-    index: int = 0
-    stream: bool = False
-    output_ids: tuple[int, ...] = ()
-    logprobs: tuple[float, ...] = ()
-    top: list[tuple[tuple[float, int], ...]] = field(default_factory=list)
-    prompt_logprobs: tuple[float | None, ...] = ()
-    prompt_top: tuple[tuple[tuple[float, int], ...] | None, ...] = ()
-    cached_tokens: int = 0
-    retractions: int = 0
-    versions: list[tuple[str, int]] = field(default_factory=list)
-    started: bool = False
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        seed = self.request.sampling.seed
-        self.seed = int.from_bytes(os.urandom(8), "little") if seed is None else seed % 2**64
-
-    @property
-    def context(self) -> tuple[int, ...]:
-        """Prompt and output so far."""
-        return self.request.input_ids + self.output_ids
-
-    @property
-    def key(self) -> tuple[int, ...]:
-        """The context, with the content of images in the place of their ids: equal keys have equal keys and values."""
-        return self.request.key + self.output_ids
-
-    @property
-    def end(self) -> int:
-        """Prompt and output at most, in tokens."""
-        return len(self.request.input_ids) + self.request.sampling.max_new_tokens
-
-    def result(self, finish_reason: dict[str, Any] | None) -> Result:
-        """What has come of it so far."""
-        return Result(
-            self.output_ids,
-            self.logprobs,
-            tuple(self.top),
-            self.prompt_logprobs,
-            self.prompt_top,
-            finish_reason,
-            self.cached_tokens,
-            self.retractions,
-            tuple(self.versions),
-            self.started,
-        )
 
 
 @dataclass(slots=True)

@@ -30,7 +30,8 @@ from parity.engine.embedded.protocol import (
     trim_stop_string,
 )
 from parity.engine.embedded.refusals import RequestRefused, refused
-from parity.engine.embedded.scheduler import Scheduler, Sequence
+from parity.engine.embedded.scheduler import Scheduler
+from parity.engine.embedded.sequence import Sequence
 from parity.errors import InputError
 
 MAX_BODY_BYTES = 64 << 20
