@@ -16,7 +16,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from parity.errors import UsageError
+from parity.errors import EngineError, UsageError
 from parity.findings import Verdict
 from parity.reports.trackers import Targets, check_installed, publish
 from parity.reports.words import Language
@@ -190,13 +190,15 @@ def new_directory(prefix: str = "") -> Path:
 
 @contextmanager
 def interruptible(command: str, directory: Path) -> Iterator[None]:
-    """Ends on Ctrl-C with the command that goes on from here."""
+    """Ends on Ctrl-C, and where an engine failed for good, with the command that goes on from what is on disk."""
+    again = f"go on with: parity {command} --out {shlex.quote(str(directory))} --resume"
     try:
         yield
     except KeyboardInterrupt:
-        again = f"parity {command} --out {shlex.quote(str(directory))} --resume"
-        click.echo(f"\ninterrupted; go on with: {again}", err=True)
+        click.echo(f"\ninterrupted; {again}", err=True)
         sys.exit(EXIT_INTERRUPTED)
+    except EngineError as error:
+        raise EngineError(f"{error}\nwhat was done is kept; once the engine is well, {again}") from error
 
 
 def parse_pairs(option: str, texts: Iterable[str]) -> dict[str, str]:

@@ -1,0 +1,36 @@
+"""How a command that was cut short says what goes on from there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from parity.cli.shared import interruptible
+from parity.errors import EngineError, UsageError
+
+GO_ON = "go on with: parity run --out 'out of the way' --resume"
+
+
+def cut_short(error: BaseException) -> None:
+    with interruptible("run", Path("out of the way")):
+        raise error
+
+
+def test_an_engine_that_failed_for_good_leaves_the_command_that_goes_on():
+    with pytest.raises(EngineError) as raised:
+        cut_short(EngineError("engine embedded-0 was not healthy after 300 s"))
+    assert str(raised.value).startswith("engine embedded-0 was not healthy after 300 s\n")
+    assert GO_ON in str(raised.value)
+
+
+def test_ctrl_c_leaves_it_too(capsys):
+    with pytest.raises(SystemExit) as raised:
+        cut_short(KeyboardInterrupt())
+    assert raised.value.code == 130
+    assert GO_ON in capsys.readouterr().err
+
+
+def test_a_wrong_command_is_not_to_be_gone_on_with():
+    with pytest.raises(UsageError, match=r"^no task 'digit'$"):
+        cut_short(UsageError("no task 'digit'"))
