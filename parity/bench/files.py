@@ -97,6 +97,8 @@ def _measurement(row: Any, place: str) -> Measurement:
     known |= {
         name: None if row.get(name) is None else _field(row, name, kind, place) for name, kind in _OPTIONAL.items()
     }
+    if not known["seconds"]:
+        raise InputError(f"{place}, seconds: 0, and no rollout takes no time")
     maps: dict[str, Callable[[Any, str], Any]] = {
         "request_seconds": lambda value, where: _checked(value, float, where),
         "group_seconds": lambda value, where: _checked(value, float, where),

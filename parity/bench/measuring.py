@@ -147,7 +147,7 @@ class _Tally:
                 self.requests += 1
                 answer = await client.generate(plan.payload, plan.headers)
                 self.request_seconds.append(time.perf_counter() - start)
-            self.count(answer)
+            self.count(answer, len(plan.slots))
 
         plans = plan_requests(mode.arm, [request] * self.workload.group_size, mode.chunk)
         results = await asyncio.gather(*map(send, plans), return_exceptions=True)
@@ -161,13 +161,14 @@ class _Tally:
         else:
             self.group_seconds.append(time.perf_counter() - begun[0])
 
-    def count(self, answer: Any) -> None:
-        """What came back for one request.
+    def count(self, answer: Any, asked: int) -> None:
+        """What came back for one request of so many samples.
 
         Raises:
-            ExchangeError: An item lacks its tokens, how it ended, or is none.
+            ExchangeError: An item lacks its tokens, how it ended, or is none; or there are more or fewer items.
         """
-        for item in answer if isinstance(answer, list) else [answer]:
+        items = answer if isinstance(answer, list) else [answer]
+        for item in items:
             try:
                 meta = item["meta_info"]
                 ids = item["output_ids"] if "output_ids" in item else meta["output_token_logprobs"]
@@ -183,11 +184,13 @@ class _Tally:
             self.at_cap += ended == "length" and tokens == self.workload.new_tokens
             self.prompt_tokens = _sum(self.prompt_tokens, prompt)
             self.cached_tokens = _sum(self.cached_tokens, cached)
+        if len(items) != asked:  # the numbers of other requests may make up for it
+            raise ExchangeError(f"a request for {asked} samples was answered with {len(items)}")
 
 
 def _sum(total: int | None, more: Any) -> int | None:
-    """A sum that is not known once a part of it is not."""
-    return None if total is None or type(more) is not int else total + more
+    """A sum that is not known once a part of it is not; a negative count is none."""
+    return None if total is None or type(more) is not int or more < 0 else total + more
 
 
 def quantiles(values: Iterable[float]) -> dict[str, float]:

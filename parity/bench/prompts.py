@@ -6,6 +6,7 @@ import base64
 import io
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,10 @@ from rollout_patch import SampleRequest
 
 ROUTING_KEY = "X-SMG-Routing-Key"
 """The header by which a router with sticky policies keeps the requests of a group on one engine."""
+
+
+MOST_IDS = 1 << 24
+"""Of a vocabulary; what claims more is no model's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +44,11 @@ def vocabulary_of(config: Mapping[str, Any]) -> Vocabulary | None:
     texts = [part for part in (config.get("text_config"), config) if isinstance(part, Mapping)]
     size = next((part["vocab_size"] for part in texts if type(part.get("vocab_size")) is int), 0)
     named = {name: value for part in texts for name, value in part.items() if name.endswith("_token_id")}
-    special: set[int] = set()
-    for value in named.values():
-        special.update(one for one in (value if isinstance(value, list) else [value]) if type(one) is int)
-    image = [named.get(f"{name}_token_id") for name in ("vision_start", "image", "vision_end")]
-    placeholder = tuple(one for one in image if type(one) is int) if type(image[1]) is int else ()
-    return Vocabulary(size, frozenset(special), placeholder) if size > 0 else None
+    ids = {name: value if isinstance(value, list) else [value] for name, value in named.items()}
+    known = {name: [one for one in values if type(one) is int and 0 <= one < size] for name, values in ids.items()}
+    image = [known.get(f"{name}_token_id", [])[:1] for name in ("vision_start", "image", "vision_end")]
+    placeholder = tuple(chain(*image)) if image[1] else ()
+    return Vocabulary(size, frozenset(chain(*known.values())), placeholder) if size > 0 else None
 
 
 def requests(workload: Workload, vocabulary: Vocabulary, rng: np.random.Generator) -> Iterator[SampleRequest]:
@@ -62,6 +66,8 @@ def requests(workload: Workload, vocabulary: Vocabulary, rng: np.random.Generato
             f"--prompt-tokens {workload.prompt_tokens}: placeholders of {workload.images} images take "
             f"{len(placeholders)}, and a prompt holds 1 id more at least"
         )
+    if vocabulary.size > MOST_IDS:
+        raise UsageError(f"a vocabulary of {vocabulary.size} ids is no model's; say its size with --vocabulary")
     allowed = np.setdiff1d(np.arange(vocabulary.size), np.fromiter(vocabulary.special, np.int64, -1))
     if allowed.size < 2:
         raise UsageError(f"a vocabulary of {vocabulary.size} ids leaves {allowed.size} for prompts")

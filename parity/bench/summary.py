@@ -42,6 +42,7 @@ class Summary:
         tokens_per_second: Response tokens a second.
         request_seconds: Quantiles of the time of a request.
         group_seconds: Quantiles of the time of a group.
+        prompt_tokens: Of all rollouts together, once a sample; `None` where the engine did not say.
         cached_share: The share of prompt tokens that came from the prefix cache.
         client_cpu: Seconds of CPU of the client.
         engine_cpu: Of engines and router.
@@ -63,6 +64,7 @@ class Summary:
     tokens_per_second: float
     request_seconds: Mapping[str, float]
     group_seconds: Mapping[str, float]
+    prompt_tokens: int | None
     cached_share: float | None
     client_cpu: float
     engine_cpu: float | None
@@ -138,6 +140,7 @@ def summarise(workload: Workload, rollouts: Sequence[Measurement]) -> Summary:
         tokens_per_second=float(np.mean([one.output_tokens / one.seconds for one in rollouts])),
         request_seconds=_mean_quantiles([one.request_seconds for one in rollouts]),
         group_seconds=_mean_quantiles([one.group_seconds for one in rollouts]),
+        prompt_tokens=None if None in prompts else sum(prompts),
         cached_share=sum(cached) / sum(prompts) if known else None,
         client_cpu=float(np.mean([one.client_cpu for one in rollouts])),
         engine_cpu=_mean([one.engine_cpu for one in rollouts]),
@@ -221,7 +224,7 @@ def _unequal(workload: Workload, baseline: Sequence[Measurement], rollouts: Sequ
         if found := defects(workload, side):
             return f"unequal work: {side[0].mode}, {found[0]}" + (f" (and {len(found) - 1} more)" if found[1:] else "")
     prompts = [{one.prompt_tokens for one in side} for side in (baseline, rollouts)]
-    if len(prompts[0] | prompts[1]) > 1:
+    if len(prompts[0] | prompts[1]) > 1:  # where no rollout knows them, the report says that they are not compared
         said = [f"{side[0].mode} {_listed(counts)}" for side, counts in zip((baseline, rollouts), prompts, strict=True)]
         return f"unequal work: prompt tokens a rollout are {' and '.join(said)}"
     return None

@@ -41,7 +41,9 @@ BENCH_EXIT = (
 
 @click.command(cls=SeveralValues, epilog=BENCH_EXAMPLES + "\n" + BENCH_EXIT)
 @click.argument("url", required=False)
-@click.option("--engine", type=click.Choice(["embedded", "sglang"]), help="Start engines instead of asking a URL.")
+@click.option(
+    "--engine", type=click.Choice(["embedded", "sglang"]), help="Start engines. Default without a URL: embedded."
+)
 @click.option(
     "--model-path",
     type=click.Path(path_type=Path, file_okay=False, exists=True),
@@ -130,6 +132,12 @@ def bench(
     before = read_bench(earlier) if earlier else None
     if before and before.config.workload != config.workload:
         raise UsageError(f"{earlier}: {_differences(before, config)}; only equal workloads are compared")
+    if before and before.cache_emptied != (control or not url):
+        there, now = ("was", "is not") if before.cache_emptied else ("was not", "is")
+        raise UsageError(
+            f"{earlier}: the prefix cache {there} emptied before each rollout there, and {now} now; say or leave out "
+            "--control as then"
+        )
     sources = open_sources(counts)
     directory = out or new_directory("bench-")
     with tempfile.TemporaryDirectory() as scratch, _progress(console, quiet) as (step, starting):

@@ -43,12 +43,14 @@ class BenchReport:
         summaries: Mode by mode, policy after policy.
         ratios: Of every mode to the first, under the same policy.
         compared: Of every mode to itself in an earlier benchmark; empty where there is none.
+        not_earlier: The modes that an earlier benchmark does not hold.
     """
 
     result: BenchResult
     summaries: tuple[Summary, ...]
     ratios: tuple[Ratio, ...]
     compared: tuple[Ratio, ...] = ()
+    not_earlier: tuple[str, ...] = ()
 
     @property
     def refused(self) -> list[str]:
@@ -64,7 +66,7 @@ def assess(result: BenchResult, earlier: BenchResult | None = None) -> BenchRepo
     caller to see to.
     """
     config, workload = result.config, result.config.workload
-    summaries, made, compared = [], [], []
+    summaries, made, compared, missing = [], [], [], []
     for policy in config.routers or (None,):
         baseline = result.of(policy, config.modes[0].name)
         for mode in config.modes:
@@ -74,7 +76,9 @@ def assess(result: BenchResult, earlier: BenchResult | None = None) -> BenchRepo
                 made += ratios(workload, baseline, rows)
             if earlier and (before := earlier.of(policy, mode.name)):
                 compared += compare(workload, before, rows)
-    return BenchReport(result, tuple(summaries), tuple(made), tuple(compared))
+            elif earlier:
+                missing.append(_name(policy, mode.name))
+    return BenchReport(result, tuple(summaries), tuple(made), tuple(compared), tuple(missing))
 
 
 def document(report: BenchReport, command: str) -> dict[str, Any]:
@@ -86,6 +90,7 @@ def document(report: BenchReport, command: str) -> dict[str, Any]:
         "summaries": [asdict(one) for one in report.summaries],
         "ratios": [asdict(one) for one in report.ratios],
         "compared": [asdict(one) for one in report.compared],
+        "not_in_earlier": list(report.not_earlier),
     }
 
 
@@ -108,6 +113,9 @@ def print_bench(report: BenchReport, console: Console) -> None:
         if policy:
             console.print(Text(f"router policy {policy}", style="bold"))
         _print_policy(report, policy, console)
+    if report.not_earlier:
+        said = f"{NOT_COMPARED} with the earlier benchmark: {', '.join(report.not_earlier)}, which it does not hold"
+        console.print(Text(said, style="yellow"))
     for reason in report.refused:
         console.print(Text(f"no ratio of {reason}", style="yellow"))
 
@@ -135,6 +143,7 @@ def _print_policy(report: BenchReport, policy: str | None, console: Console) -> 
 
 
 _KNOWN: Mapping[str, Callable[[Summary], bool]] = {
+    "prompt tokens of each mode (the engine does not say)": lambda one: one.prompt_tokens is not None,
     "cached prompt tokens (the engine does not say)": lambda one: one.cached_share is not None,
     "engine CPU (its processes are not ours)": lambda one: one.engine_cpu is not None,
     "load of each engine (start several with --workers, or name what counts it with --counts)": lambda one: bool(

@@ -13,7 +13,7 @@ from toy_engine import toy_engine
 
 from parity.bench.files import read_bench
 from parity.cli import cli
-from parity.errors import InputError, ParityError
+from parity.errors import InputError, ParityError, UsageError
 
 DATA = Path(__file__).parents[1] / "data"
 SMALL = ["--groups", "4", "--group-size", "2", "--prompt-tokens", "6", "--new-tokens", "3", "--repeats", "2"]
@@ -79,6 +79,29 @@ def test_no_prompt_is_that_of_an_earlier_benchmark_unless_a_seed_is_given(tmp_pa
     assert seen[2] == seen[3]
 
 
+def test_what_an_earlier_benchmark_does_not_hold_is_not_compared(worker, tmp_path):
+    assert run(worker.url, *SMALL, "--mode", "native", "--out", str(tmp_path / "a"), "--quiet").exit_code == 0
+    earlier = str(tmp_path / "a" / "bench.json")
+    for modes, said in (
+        (["native"], ""),  # the control
+        (["native", "chunk=1"], "not compared with the earlier benchmark: chunk=1, which it does not hold"),
+        (["chunk=1"], "not compared with the earlier benchmark: chunk=1, which it does not hold"),
+    ):
+        result = run(worker.url, *SMALL, "--mode", *modes, "--out", str(tmp_path / "b"), "--compare", earlier)
+        assert result.exit_code == 0
+        words = " ".join(result.output.split())
+        assert said in words and ("not compared with" in words) == bool(said)
+
+
+def test_a_cache_that_was_emptied_once_and_kept_once_is_unequal_work(worker, tmp_path):
+    options = (*SMALL, "--mode", "native", "--quiet")
+    assert run(worker.url, *options, "--out", str(tmp_path / "a"), "--control").exit_code == 0
+    earlier = ("--compare", str(tmp_path / "a" / "bench.json"))
+    assert run(worker.url, *options, "--out", str(tmp_path / "b"), *earlier, "--control").exit_code == 0
+    with pytest.raises(UsageError, match="prefix cache was emptied before each rollout there, and is not now"):
+        CliRunner().invoke(cli, ["bench", worker.url, *options, *earlier], catch_exceptions=False)
+
+
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
     """A benchmark's file."""
@@ -113,6 +136,7 @@ def change(content, path, value):
         (["rollouts"], {}, "rollouts: expected list"),
         (["rollouts", 1, "seconds"], None, "rollout 1: seconds is missing"),
         (["rollouts", 1, "seconds"], "1", "rollout 1, seconds: expected float"),
+        (["rollouts", 1, "seconds"], 0, "rollout 1, seconds: 0"),
         (["rollouts", 1, "samples"], -1, "rollout 1, samples: expected int"),
         (["rollouts", 1, "samples"], True, "rollout 1, samples: expected int"),
         (["rollouts", 0, "request_seconds", "p50"], [], "request_seconds.p50: expected float"),
@@ -149,7 +173,7 @@ def test_unequal_work_is_an_exit_code_and_no_ratio_of_time(tmp_path):
                 engine.url, *SMALL, "--mode", "per-sample", "native", "--vocabulary", "50", "--out", str(tmp_path)
             )
         assert result.exit_code == code, result.output
-    assert "4 samples came back, 8 were asked for" in " ".join(result.output.split())
+    assert "a request for 2 samples was answered with 1" in " ".join(result.output.split())
 
 
 def test_logs_and_counters_alone_are_counted():

@@ -111,6 +111,15 @@ def hold_no_sample(payload: dict[str, Any], outputs: list[Any]) -> None:
         del outputs[0]["meta_info"]["finish_reason"]
 
 
+def move_one(payload: dict[str, Any], outputs: list[Any]) -> None:
+    """Every second answer has one sample more, and the others one less: the sum is right."""
+    if len(outputs) > 1:
+        outputs[:] = [*outputs, outputs[0]] if next(TURNS) else outputs[:-1]
+
+
+TURNS = itertools.cycle([True, False])
+
+
 def never_stop(payload: dict[str, Any]) -> None:
     payload["sampling_params"]["chance"] = 0.0
 
@@ -119,6 +128,7 @@ def never_stop(payload: dict[str, Any]) -> None:
     ("lie", "said"),
     [
         (lose_one, "18 samples came back, 24 were asked for"),
+        (move_one, "6 of 6 groups failed, the first: a request for 4 samples was answered with 5"),
         (cut_short, "6 of 24 samples did not end at the cap"),
         (end_early, "6 of 24 samples did not end at the cap"),
         (hold_no_sample, "an answer holds no sample"),
@@ -129,6 +139,16 @@ def test_work_that_an_engine_does_not_do_is_found(lie, said):
         assert defects(WORK, [ask(sound.url, "native")]) == ()  # the control
         assert defects(WORK, [ask(lying.url, "per-sample")]) == ()
         assert said in "; ".join(defects(WORK, [ask(lying.url, "native")]))
+
+
+@pytest.mark.parametrize("count", [-1, 1.5, "12", None, True])
+def test_a_count_of_prompt_tokens_that_is_none_is_not_known(count):
+    def claim(payload: dict[str, Any], outputs: list[Any]) -> None:
+        outputs[-1]["meta_info"].update(prompt_tokens=count, cached_tokens=count)
+
+    with toy_engine(ask=never_stop, lie=claim) as engine:
+        found = ask(engine.url, "native")
+    assert (found.prompt_tokens, found.cached_tokens, found.samples) == (None, None, 24)
 
 
 def test_an_engine_that_heeds_no_ignore_eos_is_found():
@@ -181,6 +201,20 @@ def test_each_image_has_one_placeholder_and_is_a_picture_of_its_own():
 def test_a_model_without_images_is_asked_for_none():
     with pytest.raises(UsageError, match="no image_token_id"):
         next(requests(Workload(images=1), PLAIN, np.random.default_rng(0)))
+
+
+@pytest.mark.parametrize("size", [1 << 25, 1 << 40, 1 << 62])
+def test_a_vocabulary_that_no_model_has_is_refused_before_it_takes_memory(size):
+    with pytest.raises(UsageError, match=f"a vocabulary of {size} ids is no model's"):
+        next(requests(WORK, vocabulary_of({"vocab_size": size}), np.random.default_rng(0)))
+
+
+def test_special_ids_that_are_none_of_the_vocabulary_are_left_out():
+    claimed = {"vocab_size": 90, "eos_token_id": [2, 1 << 63], "pad_token_id": -1, "image_token_id": 90}
+    vocabulary = vocabulary_of(claimed)
+    assert vocabulary == Vocabulary(90, frozenset({2}))
+    asked = list(requests(Workload(groups=3, prompt_tokens=50), vocabulary, np.random.default_rng(0)))
+    assert not any(2 in one.input_ids for one in asked)
 
 
 def test_modes_take_turns_in_an_order_that_varies():
