@@ -122,7 +122,9 @@ class EngineProcess:
         return EngineClient(self.url, self.engine_id)
 
     def start(self) -> None:
-        """Starts the engine and blocks until it is healthy.
+        """Starts the engine, and ends it before if it runs; blocks until it is healthy.
+
+        It gets the same port and the checkpoint it was first started with.
 
         Raises:
             EngineError: It ended, or was not healthy in time; the message ends with the end of its log, and nothing is
@@ -188,14 +190,6 @@ class EngineProcess:
         """Whether the engine runs and says that it is well."""
         return self.alive() and self._is_healthy(self.port)
 
-    def restart(self) -> None:
-        """Ends the engine and starts it again on the same port, with the checkpoint it was first started with.
-
-        Raises:
-            EngineError: As `start`.
-        """
-        self.start()
-
     def revive(self) -> tuple[str, ...]:
         """Restarts the engine unless it is healthy; its name where it was restarted.
 
@@ -204,20 +198,21 @@ class EngineProcess:
         """
         if self.healthy():
             return ()
-        self.restart()
+        self.start()
         return (self.engine_id,)
 
     def _wait(self) -> None:
-        assert self._supervisor and self._supervisor.stdout
+        parent = self._supervisor  # kept, since another thread may stop the engine meanwhile
+        assert parent and parent.stdout
         started = self._launched_at
         reported = time.monotonic()
         with suppress(ValueError, psutil.NoSuchProcess):
-            self._engine = psutil.Process(int(self._supervisor.stdout.readline()))
+            self._engine = psutil.Process(int(parent.stdout.readline()))
         while not self._is_healthy(self.port):
             now = time.monotonic()
-            code = self._supervisor.poll()
+            code = parent.poll()
             if code is not None or not self.alive():
-                code = self._supervisor.wait()
+                code = parent.wait()
                 raise self._error(
                     f"ended with {_describe_exit(code)} after {now - started:.1f} s, before it was healthy"
                 )

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 
+from parity.engine.process import HOST
 from parity.errors import UsageError
 
 REQUEST_ID = "X-Request-ID"
@@ -73,8 +74,8 @@ def command(policy: str, workers: Sequence[str], port: int, metrics_port: int) -
     """
     return [
         *(sys.executable, "-m", "sglang_router.launch_router"),
-        *("--host", "127.0.0.1", "--port", str(port)),
-        *("--prometheus-host", "127.0.0.1", "--prometheus-port", str(metrics_port)),
+        *("--host", HOST, "--port", str(port)),
+        *("--prometheus-host", HOST, "--prometheus-port", str(metrics_port)),
         *("--policy", policy),
         *("--disable-retries", "--disable-circuit-breaker", "--disable-health-check"),
         *("--worker-urls", *workers),
@@ -83,7 +84,7 @@ def command(policy: str, workers: Sequence[str], port: int, metrics_port: int) -
 
 def ready(port: int, workers: int) -> bool:
     """Whether the router at a port has all its workers; it calls itself healthy before it has any."""
-    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=10)) as connection:
+    with closing(http.client.HTTPConnection(HOST, port, timeout=10)) as connection:
         try:
             connection.request("GET", "/readiness")
             answer = connection.getresponse()
@@ -111,10 +112,13 @@ class RouterLog:
         return self._workers.pop(request_id, None)
 
     def _new(self) -> Iterator[tuple[str, str]]:
-        """Request ids and URLs of the lines that were added, whole ones only."""
-        with self._path.open("rb") as log:
-            log.seek(self._read)
-            lines, newline, _ = log.read().rpartition(b"\n")
+        """Request ids and URLs of the lines that were added, whole ones only; none of a log that was taken away."""
+        try:
+            with self._path.open("rb") as log:
+                log.seek(self._read)
+                lines, newline, _ = log.read().rpartition(b"\n")
+        except FileNotFoundError:
+            return
         self._read += len(lines) + len(newline)
         for line in lines.decode(errors="replace").splitlines():
             if found := _SENT.search(_COLOURS.sub("", line)):

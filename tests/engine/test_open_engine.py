@@ -55,5 +55,5 @@ async def test_killed_it_gives_no_answer_and_restarted_it_says_what_it_said(engi
             await ids(client)
         assert failure.value.status is None
         assert not engine.alive()
-        engine.restart()
+        engine.start()
         assert await ids(client) == before

@@ -87,7 +87,7 @@ def test_restart_keeps_the_port_and_appends_to_the_log(engines):
     engine = engines()
     engine.start()
     url, pid = engine.url, engine.pid
-    engine.restart()
+    engine.start()
     assert engine.url == url and engine.pid != pid
     assert health(engine) == 200
     assert engine.log_path.read_text().count("== ") == 2
@@ -127,7 +127,7 @@ def test_an_engine_killed_by_somebody_is_noticed_and_its_children_go_with_it(eng
     processes[0].send_signal(signal.SIGKILL)
     assert all_gone(processes)
     assert not engine.alive()
-    engine.restart()
+    engine.start()
     assert engine.alive() and health(engine) == 200
 
 
