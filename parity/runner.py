@@ -355,7 +355,12 @@ async def _revive(bench: _Bench, run: _Run, step: int, attempt: int, watcher: Wa
     """Restarts an engine that died; gives one that lives a moment, and restarts it when it does not answer."""
     if bench.engine.alive():
         await asyncio.sleep(min(2.0**attempt, 30))
-    for name in await asyncio.to_thread(bench.engine.revive):
+    try:
+        revived = await asyncio.to_thread(bench.engine.revive)
+    except asyncio.CancelledError:  # by Ctrl-C; the thread is waited for, and without an engine it ends at once
+        bench.engine.stop()
+        raise
+    for name in revived:
         watcher.note(f"engine {name}: started again")
         run.store.append_event("engine_restart", time.time(), step=step, engine_id=name)
 

@@ -234,3 +234,13 @@ def test_the_log_is_read_as_it_grows_and_half_a_line_is_left_for_later(tmp_path)
         writer.write((LINE % ("two", "http://b"))[-5:])
         writer.flush()
         assert log.worker("two") == "http://b"
+
+
+def test_a_log_that_was_taken_away_says_nothing_and_costs_no_answer(tmp_path):
+    path = tmp_path / "router.log"
+    path.write_text("")
+    log = RouterLog(path)
+    path.unlink()
+    assert log.worker("one") is None
+    path.write_text(LINE % ("two", "http://b"))
+    assert log.worker("two") == "http://b"

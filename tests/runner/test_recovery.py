@@ -5,18 +5,22 @@ from __future__ import annotations
 import asyncio
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import psutil
 import pytest
 from aiohttp import ClientSession, web
 from small_experiment import STEPS, TWIN, Parity, curves, stores
 
-from parity.engine import open_engine
+from parity.engine import EngineProcess, open_engine
+from parity.runner import _revive
 from parity.training.tasks import get_task
 from parity.training.warm_start import warm_start
 
@@ -162,3 +166,18 @@ def test_lost_answers_are_asked_for_again_and_counted(
     exchanges = [exchange for store in stores(out) for step in range(STEPS) for exchange in store.exchanges(step)]
     assert {exchange.status for exchange in exchanges} == {0, 200, 502}
     assert len([exchange for exchange in exchanges if exchange.status == 200]) == STEPS * (16 + 4)
+
+
+async def test_an_interruption_does_not_wait_for_an_engine_that_is_starting_again(tmp_path: Path) -> None:
+    """A real engine takes minutes to start, and Ctrl-C would last as long."""
+    command = [sys.executable, "-c", "import time; time.sleep(600)"]
+    engine = EngineProcess("slow", lambda port: command, environment={}, log_dir=tmp_path, start_timeout=600)
+    bench: Any = SimpleNamespace(engine=engine)
+    reviving = asyncio.create_task(_revive(bench, cast(Any, None), 0, 1, cast(Any, None)))
+    while (pid := engine.pid) is None:
+        await asyncio.sleep(0.01)
+    reviving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reviving
+    await asyncio.wait_for(asyncio.get_running_loop().shutdown_default_executor(), 60)
+    assert not psutil.pid_exists(pid)
