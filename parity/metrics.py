@@ -62,6 +62,7 @@ def balance_metrics(rollout: Rollout, requests: Iterable[str | None], engines: S
 
     `perf/engine_requests/cv` is the standard deviation over the mean (population), `perf/engine_requests/max_over_mean`
     the busiest engine over the mean; `perf/engine_tokens/...` the same of response tokens. Absent where there is none.
+    Both are of what is known; `perf/engine_requests/unknown` says of how many the engine is not.
 
     Args:
         rollout: The samples of one training step, each with its `engine_id`.
@@ -70,9 +71,15 @@ def balance_metrics(rollout: Rollout, requests: Iterable[str | None], engines: S
     """
     names = np.asarray(engines, dtype=object)[:, None]
     asked = np.asarray(list(requests), dtype=object)
-    tokens = np.where(names == rollout.strings("engine_id"), rollout.ragged("output_ids").lengths, 0).sum(axis=1)
+    lengths = rollout.ragged("output_ids").lengths
+    tokens = np.where(names == rollout.strings("engine_id"), lengths, 0).sum(axis=1)
     metrics = {}
-    for kind, loads in (("requests", (names == asked).sum(axis=1)), ("tokens", tokens)):
+    for kind, loads, total in (
+        ("requests", (names == asked).sum(axis=1), len(asked)),
+        ("tokens", tokens, int(lengths.sum())),
+    ):
+        if unknown := total - int(loads.sum()):
+            metrics[f"perf/engine_{kind}/unknown"] = float(unknown)
         if loads.sum() > 0:
             metrics[f"perf/engine_{kind}/cv"] = float(loads.std() / loads.mean())
             metrics[f"perf/engine_{kind}/max_over_mean"] = float(loads.max() / loads.mean())

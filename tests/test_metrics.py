@@ -58,11 +58,18 @@ def test_the_spread_over_engines_worked_out_by_hand() -> None:
         {
             "perf/engine_requests/cv": math.sqrt(((1 - 1) ** 2 + (2 - 1) ** 2 + (0 - 1) ** 2) / 3) / 1,
             "perf/engine_requests/max_over_mean": 2.0,
+            "perf/engine_requests/unknown": 1,
             "perf/engine_tokens/cv": math.sqrt(((4 - 4) ** 2 + (8 - 4) ** 2 + (0 - 4) ** 2) / 3) / 4,
             "perf/engine_tokens/max_over_mean": 2.0,
+            "perf/engine_tokens/unknown": 9,
         }
     )
-    assert balance_metrics(Rollout.from_samples(samples), [], ["c"]) == {}
+    assert balance_metrics(Rollout.from_samples(samples), [], ["c"]) == {"perf/engine_tokens/unknown": 4 + 6 + 2 + 9}
+    assert (
+        balance_metrics(Rollout.from_samples(samples[:3]), ["a"], ["a", "b"])
+        .keys()
+        .isdisjoint({"perf/engine_requests/unknown", "perf/engine_tokens/unknown"})
+    )
 
 
 def test_engines_that_were_sent_nothing_count_for_tokens_an_engine() -> None:
