@@ -22,6 +22,8 @@ ENVIRONMENT = {
     # SGLang's warm-up asks its own loopback address through `requests`, which would otherwise go through a proxy.
     "NO_PROXY": "127.0.0.1,localhost",
     "no_proxy": "127.0.0.1,localhost",
+    # What its encoder made of an image is kept by the image alone, through weight updates and flushes: keep nothing.
+    "SGLANG_VLM_CACHE_SIZE_MB": "0",
     # Its environment is its own: nothing of ours may be imported there.
     "PYTHONPATH": "",
     "VIRTUAL_ENV": "",
