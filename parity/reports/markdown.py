@@ -136,7 +136,7 @@ def _performance(report: Report, say: Say) -> list[str]:
     columns = ("", report.baseline, report.experiment, f"{report.experiment} / {report.baseline}")
     measured = [finding for finding in report.findings if finding.level is Level.COST]
     table = _table([escape(column) for column in columns], [text.cost_cells(row, say) for row in report.cost])
-    said = [f"{text.status(finding.status, say)}{say(', ')}{text.said(finding, say)}" for finding in measured]
+    said = [f"{text.found(finding, say)}{say(', ')}{text.said(finding, say)}" for finding in measured]
     note = (
         "Values are means a step of every pair that an engine answered, the twin's too; times and speeds leave out the "
         "first steps of each run as warm-up, and their ratio is the mean over interleaved steps of the log ratio."
@@ -208,12 +208,12 @@ def _details(summary: str, content: str) -> str:
 def _all_findings(findings: Sequence[Finding], room: int, say: Say) -> str:
     """Every finding in a table, the failing first, as many as there is room for in bytes."""
     order = (Status.FAIL, Status.INCONCLUSIVE, Status.NOT_COMPARED, Status.PASS)
-    ranked = sorted(findings, key=lambda finding: order.index(finding.status))
+    ranked = sorted(findings, key=lambda finding: (order.index(finding.status), not finding.fails))
     columns = ("level", "check", "status", "where", "expected", "observed", "message")
     rows: list[tuple[object, ...]] = []
     room -= 1_000
     for finding in ranked:
-        found = (text.status(finding.status, say), text.place(finding, say))
+        found = (text.found(finding, say), text.place(finding, say))
         values = (_value(finding.expected), _value(finding.observed))
         cells = (finding.level.rung, finding.check, *found, *values, finding.message)
         room -= sum(len(escape(cell).encode()) + 3 for cell in cells) + 2

@@ -54,6 +54,16 @@ def status(value: Status, say: Say = english) -> str:
     return say(value.value.replace("_", " "))
 
 
+def warns(finding: Finding) -> bool:
+    """Whether a finding fails, and decides nothing by it."""
+    return finding.status is Status.FAIL and not finding.fails
+
+
+def found(finding: Finding, say: Say = english) -> str:
+    """What a finding found, as words; what fails and decides nothing is a warning."""
+    return say("warning") if warns(finding) else status(finding.status, say)
+
+
 def headline(report: Report, say: Say = english) -> str:
     """The verdict in one sentence with what it rests on."""
     arms = {"baseline": report.baseline, "experiment": report.experiment}
@@ -64,8 +74,8 @@ def headline(report: Report, say: Say = english) -> str:
         first = say("first difference{place}", place=where) if where else say("a difference")
         level = rung_name(failed.level, say)
         sentence = "{first}: {message} ({level}, {check})"
-        found = say(sentence, first=first, message=failed.message, level=level, check=failed.check)
-        return say("DIFFERENT: {experiment} differs from {baseline}, {found}", **arms, found=found)
+        what = say(sentence, first=first, message=failed.message, level=level, check=failed.check)
+        return say("DIFFERENT: {experiment} differs from {baseline}, {found}", **arms, found=what)
     if report.verdict.verdict is Verdict.PARITY:
         lower = [rung for rung in deciding if rung.level is not Level.TRAINING and rung.status is Status.PASS]
         if not lower:
@@ -76,7 +86,7 @@ def headline(report: Report, say: Say = english) -> str:
             if any(finding.check == "worst_case" for finding in report.findings):
                 said += say(" It is subject to censoring: runs of the experiment were cut off.")
             return said
-        rests_on = say(" and ").join(say("{rung}, none fails)", rung=_rung(rung, say)) for rung in lower)
+        rests_on = say(" and ").join(_none_fails(rung, report, say) for rung in lower)
         training = status(next(rung.status for rung in deciding if rung.level is Level.TRAINING), say)
         return say(
             "PARITY: {experiment} equals {baseline} by {basis}; L3 training, which can only falsify that: {training}.",
@@ -90,6 +100,13 @@ def headline(report: Report, say: Say = english) -> str:
     )
     sentence = "{verdict}: {experiment} against {baseline}: {undecided}."
     return say(sentence, **arms, verdict=report.verdict.verdict.value, undecided=undecided)
+
+
+def _none_fails(rung: Rung, report: Report, say: Say) -> str:
+    warnings = sum(finding.level is rung.level and warns(finding) for finding in report.findings)
+    if warnings:
+        return say("{rung}, none fails, {warnings} warn)", rung=_rung(rung, say), warnings=warnings)
+    return say("{rung}, none fails)", rung=_rung(rung, say))
 
 
 def planted(report: Report, say: Say = english) -> str:
@@ -238,10 +255,7 @@ def _values(row: Row, values: Mapping[str, float], say: Say, signed: bool = Fals
 
 def outcome(finding: Finding, say: Say = english) -> str:
     """A finding in a few words: its rung, what it found, and where."""
-    found = status(finding.status, say)
-    if finding.status is Status.FAIL and not finding.fails:
-        found = say("warning")
-    return f"{finding.level.rung} {found}{at(finding, say) if finding.status is Status.FAIL else ''}"
+    return f"{finding.level.rung} {found(finding, say)}{at(finding, say) if finding.status is Status.FAIL else ''}"
 
 
 def short_outcome(finding: Finding) -> str:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from parity.findings import Finding, Level, Severity, Status, Where
-from parity.reports import text
+from parity.reports import markdown, text
 from parity.reports.terminal import print_report
 
 
@@ -55,6 +55,17 @@ def test_a_warning_is_no_failure_in_words():
     failure = Finding("row_order", Level.CONTRACT, Status.FAIL, "out of order", Where(rollout_id=3))
     assert text.outcome(warning) == "L0 warning"
     assert text.outcome(failure) == "L0 fail at step 3"
+
+
+def test_a_verdict_that_rests_on_a_rung_with_a_warning_says_so_as_do_the_tables(report, build):
+    warning = Finding("exchange_status", Level.CONTRACT, Status.FAIL, "status 502", severity=Severity.WARNING)
+    clean = [finding for finding in report.findings if not text.warns(finding)]
+    assert "none fails)" in text.headline(build(findings=clean))
+    warned = build(findings=[*clean, warning])
+    before, _, after = text.headline(warned).partition("none fails, 1 warn) and L2 replay")
+    assert before.startswith("PARITY: ") and "none fails)" in after
+    assert "| L0 | exchange_status | warning |" in markdown.render(warned, None)
+    assert "\uff0c1 \u6761\u8b66\u544a" in markdown.render(warned, None, "zh")
 
 
 def test_a_verdict_without_evidence_is_inconclusive_and_names_the_rungs(build):
