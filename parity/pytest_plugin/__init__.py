@@ -296,5 +296,5 @@ def _passing(findings: list[Finding], required: Collection[str] = ()) -> list[Fi
     wrong = [f"{finding.check}: {finding.message}" for finding in findings if finding.fails]
     wrong += [f"{name}: not compared, but required" for name in required if name not in compared]
     if wrong or not compared:
-        pytest.fail("\n".join(wrong) or "nothing could be compared", pytrace=False)
+        pytest.fail("\n".join(dict.fromkeys(wrong)) or "nothing could be compared", pytrace=False)
     return findings
