@@ -28,7 +28,9 @@ _PARTS = {
     "table": list,
     "cost": list,
     "runs": list,
+    "provenance": dict,
 }
+_SIDES = ("baseline", "experiment", "difference")
 _STATUSES = frozenset(status.value for status in Status)
 
 
@@ -68,6 +70,9 @@ def read_report(path: Path) -> dict[str, Any]:
             raise InputError(f"{found}: {name} is {type(report.get(name)).__name__}, not {kind.__name__}")
         if kind is list and not all(isinstance(item, dict) for item in report[name]):
             raise InputError(f"{found}: {name} holds something that is no object")
+    for row in report["table"]:
+        if not all(isinstance(row.get(side), dict) for side in _SIDES):
+            raise InputError(f"{found}: table: the values of row {row.get('name')!r} are no objects")
     for place, finding in enumerate(report["findings"]):
         if finding.get("status") not in _STATUSES or not isinstance(finding.get("where"), dict):
             raise InputError(f"{found}: finding {place}: its status is {finding.get('status')!r}, or it has no place")
@@ -124,8 +129,8 @@ def _numbers(report: Mapping[str, Any]) -> dict[str, Any]:
     values = {
         f"{row.get('name')}, {side}{f', {name}' if name not in ('mean', 'total') else ''}": value
         for row in report["table"]
-        for side in ("baseline", "experiment", "difference")
-        for name, value in dict(row.get(side) or {}).items()
+        for side in _SIDES
+        for name, value in row[side].items()
     }
     costs = {
         f"{row.get('name')}, {side}": row.get(side)
@@ -141,7 +146,7 @@ def _runs(report: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _provenance(report: Mapping[str, Any]) -> dict[str, Any]:
-    source = dict(report.get("provenance") or {})
+    source = report["provenance"]
     return dict(_flat({name: source.get(name) for name in ("commit", "versions", "engine", "margins", "config")}))
 
 

@@ -95,6 +95,8 @@ def test_a_report_is_found_by_its_file_its_directory_or_its_experiment(report, t
         ({"findings": [{"status": "odd", "where": {}}]}, "finding 0: its status is 'odd'"),
         ({"table": [3]}, "table holds something that is no object"),
         ({"verdict": None}, "verdict is NoneType, not str"),
+        ({"table": [{"name": "loss", "baseline": [1, 2]}]}, "table: the values of row 'loss' are no objects"),
+        ({"provenance": ["commit"]}, "provenance is list, not dict"),
     ],
 )
 def test_what_is_no_report_is_named(change: dict[str, Any], said: str, report, tmp_path: Path):
