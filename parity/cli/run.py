@@ -64,7 +64,13 @@ Examples:
     "where its seeds hold (list-twin where only lists carry one a sample), else replay and paired.",
 )
 @click.option("--seeds", type=int, default=3, show_default=True, help="Paired seeds, each one run an arm.")
-@click.option("--steps", type=int, default=40, show_default=True, help="Training steps of each paired or mixed run.")
+@click.option(
+    "--steps",
+    type=int,
+    default=40,
+    show_default=True,
+    help="Training steps of each paired or mixed run. Curves of fewer than 30 leave L3 inconclusive.",
+)
 @click.option("--twin-steps", type=int, default=20, show_default=True, help="Training steps of each twin run.")
 @click.option(
     "--probe-share", type=float, default=1.0, show_default=True, help="Share of a probe's prompts asked in both arms."

@@ -1,12 +1,15 @@
-"""How a command that was cut short says what goes on from there."""
+"""What commands say before they run, and how one that was cut short says what goes on from there."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from parity.cli import cli
 from parity.cli.shared import interruptible
+from parity.comparison import MINIMUM_STEPS
 from parity.errors import EngineError, UsageError
 
 GO_ON = "go on with: parity run --out 'out of the way' --resume"
@@ -34,3 +37,8 @@ def test_ctrl_c_leaves_it_too(capsys):
 def test_a_wrong_command_is_not_to_be_gone_on_with():
     with pytest.raises(UsageError, match=r"^no task 'digit'$"):
         cut_short(UsageError("no task 'digit'"))
+
+
+def test_how_many_steps_curves_need_is_said_before_they_are_run():
+    said = " ".join(CliRunner().invoke(cli, ["run", "--help"]).output.split())
+    assert f"fewer than {MINIMUM_STEPS} leave L3 inconclusive" in said
