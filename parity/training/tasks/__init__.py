@@ -15,7 +15,7 @@ TASKS: dict[str, Callable[[], Task]] = {
     "arithmetic": Arithmetic,
     "digits": lambda: DigitSum("digits", 1),
     "digit-sum": lambda: DigitSum("digit-sum", 2),
-    "digit-sum-4": lambda: DigitSum("digit-sum-4", 4, slip=0.15),
+    "digit-sum-4": lambda: DigitSum("digit-sum-4", 4, largest=4, slip=0.15),
 }
 """Every task by the name that `--task` takes; a new one is added here."""
 

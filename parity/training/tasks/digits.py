@@ -17,8 +17,6 @@ from parity.training.tasks.task import View
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-COUNT = 1797
-"""Images of the data set."""
 POOL = 64
 """Images that the demonstrations of one step share, as each costs an encoding."""
 SCALE = 7
@@ -33,11 +31,13 @@ class DigitSum:
     A prompt names the images by their numbers in the data set, scikit-learn's copy of the optical recognition digits
     (Alpaydin and Kaynak 1998): 1797 images of 8 by 8 pixels, each with its label. The policy sees the images alone.
     The reward is 1 for exactly that response and 0 for any other. Careless demonstrations slip with probability `slip`
-    a digit, going on from the wrong sum, and ramble on after the last one with probability `ramble` a number.
+    a digit, going on from the wrong sum, and ramble on after the last one with probability `ramble` a number. No digit
+    is above `largest`.
     """
 
     name: str
     images: int
+    largest: int = 9
     slip: float = 0.3
     ramble: float = 0.2
     has_images: bool = True
@@ -50,7 +50,7 @@ class DigitSum:
     def prompts(self, seed: int, step: int, count: int) -> list[str]:
         """`count` sums of images drawn with equal chances."""
         random = Random(f"{self.name}/prompts/{seed}/{step}")
-        return [_sum_prompt(random.choices(range(COUNT), k=self.images)) for _ in range(count)]
+        return [_sum_prompt(random.choices(_up_to(self.largest), k=self.images)) for _ in range(count)]
 
     def view(self, prompt: str) -> View:
         """The prompt with an image's tokens in place of each image's name, and the images."""
@@ -65,15 +65,15 @@ class DigitSum:
     def demonstrations(self, seed: int, step: int, count: int, *, careful: bool) -> list[tuple[str, str]]:
         """`count` sums of `POOL` images drawn for the step, and what a careful or a careless teacher answers."""
         random = Random(f"{self.name}/demonstrations/{seed}/{step}")
-        pool = random.sample(range(COUNT), POOL)
+        pool = random.sample(_up_to(self.largest), POOL)
         slip, ramble = (0.0, 0.0) if careful else (self.slip, self.ramble)
         return [self._demonstration(random, pool, slip, ramble) for _ in range(count)]
 
     def _demonstration(self, random: Random, pool: list[int], slip: float, ramble: float) -> tuple[str, str]:
-        prompt = _sum_prompt(random.choices(pool, k=self.images))
-        seen = [random.randrange(10) if random.random() < slip else label for label in _labels(prompt)]
+        prompt, digits = _sum_prompt(random.choices(pool, k=self.images)), self.largest + 1
+        seen = [random.randrange(digits) if random.random() < slip else label for label in _labels(prompt)]
         while random.random() < ramble and len(seen) < self.max_new_tokens:
-            seen.append(random.randrange(10))
+            seen.append(random.randrange(digits))
         return prompt, _answer(seen)
 
 
@@ -109,6 +109,12 @@ def _data() -> tuple[Any, list[int]]:
         raise UsageError("tasks with digits need scikit-learn: pip install 'rollout-parity[train]'") from error
     digits = load_digits()
     return digits.images, digits.target.tolist()
+
+
+@cache
+def _up_to(largest: int) -> list[int]:
+    """The numbers of the images of digits up to `largest`."""
+    return [number for number, label in enumerate(_data()[1]) if label <= largest]
 
 
 @cache
