@@ -54,7 +54,13 @@ Examples:
 @click.option(
     "--control", is_flag=True, help="Allow weight updates on a deployment at a URL; it must see this file system."
 )
-@click.option("--task", default="arithmetic", show_default=True, help=f"What is trained: {', '.join(TASKS)}.")
+@click.option(
+    "--task",
+    type=click.Choice(list(TASKS)),
+    default="arithmetic",
+    show_default=True,
+    help="The task that the policy is trained on.",
+)
 @click.option(
     "--design",
     "designs",

@@ -39,6 +39,7 @@ def test_commands_are_offered():
 def test_options_and_their_values_are_offered():
     assert completed("parity", "run", "--des") == plain("--design")
     assert completed("parity", "run", "--experiment", "n") == plain("native")
+    assert completed("parity", "run", "--task", "digit-") == plain("digit-sum", "digit-sum-4")
     assert completed("parity", "check", "--advantage", "grpo_") == plain("grpo_no_std")
     assert completed("parity", "run", "--experiment", "x") == set()
 

@@ -139,7 +139,7 @@ def test_free_pairs_and_a_replay_of_them(parity: Parity, tmp_path: Path) -> None
         (("--experiment", "per-sample"), "both arms are 'per-sample'"),
         (("--engine", "http://127.0.0.1:1"), "allow it with --control"),
         (("--engine", "vllm"), "no engine 'vllm'"),
-        (("--task", "chess"), "no task 'chess'"),
+        (("--task", "chess"), "'chess' is not one of 'arithmetic', 'digits'"),
         (("--steps", "0"), "--steps must be at least 1"),
         (("--plant", "gremlins@1"), "--plant takes NAME@STEP"),
         (("--plant", "exchanged-outputs@40"), "steps count from 0, and the last one is 39"),
