@@ -136,12 +136,17 @@ def _records(finished: _StartedPair) -> Iterator[RunRecord]:
 
 
 def _arm_metrics(store: RunStore, arm: str, metrics: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """What a mixed run's samples of one arm measure, step by step; steps without a group of that arm have no line."""
+    """What a mixed run's samples of one arm measure, step by step; steps without a group of that arm have no line.
+
+    Both arms share the time of a step, so that neither has a time, a speed or a load of its own.
+    """
     lines = []
     for row in metrics:
         of_arm = of_drawn_arm(_drawn_rollout(store, row["step"]), arm)
         if len(of_arm):
-            lines.append({"step": row["step"], **rollout_metrics(of_arm, row["perf/rollout_time"])})
+            measured = rollout_metrics(of_arm, seconds=1.0)
+            known = {name: value for name, value in measured.items() if not name.startswith("perf/")}
+            lines.append({"step": row["step"], **known})
     return lines
 
 
