@@ -3,43 +3,10 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-import pytest
-
-from parity.errors import UsageError
 from parity.experiment import ExperimentConfig, plan_pairs
-from parity.runner import choose_designs
 from parity.training.config import TrainingConfig
-from rollout_patch import Capabilities
 
 NATIVE = ExperimentConfig("per-sample", "native", seeds=2, steps=3, twin_steps=4)
-BATCHED = replace(NATIVE, experiment="batched")
-PLAIN = Capabilities()
-ONE_SEED = Capabilities(seeded=True)
-SEED_PER_SLOT = Capabilities(seeded=True, seed_per_slot=True)
-
-
-@pytest.mark.parametrize(
-    ("config", "capabilities", "designs"),
-    [
-        (NATIVE, SEED_PER_SLOT, ("twin", "paired")),
-        (NATIVE, PLAIN, ("replay", "paired")),
-        # deterministic SGLang gives all n samples of a request one seed, but takes a seed an item of a list
-        (NATIVE, ONE_SEED, ("replay", "paired")),
-        (BATCHED, ONE_SEED, ("twin", "paired")),
-    ],
-)
-def test_the_designs_follow_what_the_engine_can_promise(
-    config: ExperimentConfig, capabilities: Capabilities, designs: tuple[str, ...]
-) -> None:
-    assert choose_designs(config, capabilities) == designs
-
-
-@pytest.mark.parametrize(
-    ("capabilities", "reason"), [(PLAIN, "does not honour sampling_seed"), (ONE_SEED, "a seeded group is n clones")]
-)
-def test_a_twin_that_could_not_be_equal_is_refused_with_the_reason(capabilities: Capabilities, reason: str) -> None:
-    with pytest.raises(UsageError, match=reason):
-        choose_designs(replace(NATIVE, designs=("twin",)), capabilities)
 
 
 def test_pairs_have_seeds_of_their_own_and_a_replay_follows_its_recording() -> None:

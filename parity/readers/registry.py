@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -101,11 +102,20 @@ def _format_of(path: Path) -> Format:
         raise InputError(f"{path}: {error.strerror or error}") from error
     if head == b"PAR1":
         return _of_table(path)
-    if head.startswith((b"PK\x03\x04", b"\x80")):
+    if head.startswith(b"\x80") or (head == b"PK\x03\x04" and _may_be_of_torch(path)):
         return DUMP
     if head.removeprefix(codecs.BOM_UTF8).lstrip()[:1] == b"{" or compression_of(head):
         return _of_lines(path)
     raise NotRecognised(f"{path}: not recognised")
+
+
+def _may_be_of_torch(path: Path) -> bool:
+    """Whether a zip archive holds a pickle where `torch.save` puts it; PyTorch says what a damaged one is."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return any(name.endswith("/data.pkl") for name in archive.namelist())
+    except (zipfile.BadZipFile, NotImplementedError, ValueError, OverflowError):
+        return True
 
 
 def _of_table(path: Path) -> Format:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from xml.etree import ElementTree
@@ -104,6 +105,8 @@ def test_what_can_be_read_of_a_damaged_directory_is_read_and_the_rest_is_listed(
     (tmp_path / "1.pt").write_bytes((tmp_path / "1.pt").read_bytes()[:-400])
     (tmp_path / "3.pt").rename(tmp_path / "30.pt")
     (tmp_path / "notes.txt").write_text("nothing of ours")
+    with zipfile.ZipFile(tmp_path / "session.zip", "w") as archive:
+        archive.writestr("task.json", "{}")
     code, out, err = check(tmp_path, "--group-size", N, "--json")
     result = json.loads(out)
     assert (code, err) == (2, "")
@@ -113,7 +116,7 @@ def test_what_can_be_read_of_a_damaged_directory_is_read_and_the_rest_is_listed(
     assert listed["1.pt"][0]
     assert "damaged or cut off" in listed["1.pt"][1]
     assert listed["30.pt"] == (True, "the file is named after step 30, but holds rollout 3")
-    assert listed["notes.txt"] == (False, "not recognised")
+    assert listed["notes.txt"] == listed["session.zip"] == (False, "not recognised")
     code, out, _ = check(tmp_path, "--group-size", N)
     assert code == 2
     assert f"not read: {tmp_path / '1.pt'}: damaged or cut off" in out
