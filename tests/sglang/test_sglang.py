@@ -51,10 +51,18 @@ def recorded():
     return [exchange for exchange in exchanges if exchange.extra["case"] not in aborted]
 
 
+TIMES = {
+    *("request_received_ts", "api_server_dispatch_finish_ts", "request_finished_ts", "forward_entry_time"),
+    *("prefill_finished_time", "first_token_latency", "queue_time", "decode_throughput"),
+    *("storage_prefetch_wait", "storage_staging_wait"),
+}
+"""What `--enable-metrics` adds to an answer; the recorded server ran without it."""
+
+
 def shape(item):
-    """The fields of one output, and of its finish reason by kind."""
+    """The fields of one output, those of times apart, and the kinds of its values."""
     meta = item["meta_info"]
-    return set(item), set(meta), {name: type(value) for name, value in item.items()}
+    return set(item), set(meta) - TIMES, {name: type(value) for name, value in item.items()}
 
 
 def finish_shapes(exchanges):
