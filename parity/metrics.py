@@ -57,11 +57,27 @@ def rollout_metrics(rollout: Rollout, seconds: float, engines: int | None = None
     return metrics
 
 
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How evenly engines were loaded: population coefficient of variation, and the largest over the mean."""
+
+    cv: float
+    max_over_mean: float
+
+
+def spread(values: Sequence[float | None]) -> Spread | None:
+    """The spread over engines; `None` where one is not known, with fewer than two engines or without any load."""
+    if len(values) < 2 or None in values or not sum(filter(None, values)) > 0:
+        return None
+    array = np.asarray(values, dtype=np.float64)
+    return Spread(float(array.std() / array.mean()), float(array.max() / array.mean()))
+
+
 def balance_metrics(rollout: Rollout, requests: Iterable[str | None], engines: Sequence[str]) -> dict[str, float]:
     """How evenly a rollout fell on its engines: of requests and of response tokens, the spread over engines.
 
-    `perf/engine_requests/cv` is the standard deviation over the mean (population), `perf/engine_requests/max_over_mean`
-    the busiest engine over the mean; `perf/engine_tokens/...` the same of response tokens. Absent where there is none.
+    `perf/engine_requests/cv` and `perf/engine_requests/max_over_mean` are those of `spread`; `perf/engine_tokens/...`
+    are the same of response tokens. Absent where there is none.
     Both are of what is known; `perf/engine_requests/unknown` says of how many the engine is not.
 
     Args:
@@ -80,9 +96,9 @@ def balance_metrics(rollout: Rollout, requests: Iterable[str | None], engines: S
     ):
         if unknown := total - int(loads.sum()):
             metrics[f"perf/engine_{kind}/unknown"] = float(unknown)
-        if loads.sum() > 0:
-            metrics[f"perf/engine_{kind}/cv"] = float(loads.std() / loads.mean())
-            metrics[f"perf/engine_{kind}/max_over_mean"] = float(loads.max() / loads.mean())
+        if found := spread(loads.tolist()):
+            metrics[f"perf/engine_{kind}/cv"] = found.cv
+            metrics[f"perf/engine_{kind}/max_over_mean"] = found.max_over_mean
     return metrics
 
 

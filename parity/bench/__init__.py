@@ -1,7 +1,7 @@
 """What the granularity of requests costs: the same work asked for in several modes, taking turns."""
 
 from parity.bench.config import PRESETS, SHARED_PREFIX, BenchConfig, Mode, Workload, parse_mode
-from parity.bench.loads import Load, Spread, open_sources, read_loads, spread
+from parity.bench.loads import Load, open_sources, read_loads
 from parity.bench.measuring import Measurement
 from parity.bench.running import BenchResult, Step, run_bench
 from parity.bench.summary import Ratio, Summary, compare, ratios, summarise
@@ -15,7 +15,6 @@ __all__ = [
     "Measurement",
     "Mode",
     "Ratio",
-    "Spread",
     "Step",
     "Summary",
     "Workload",
@@ -25,6 +24,5 @@ __all__ = [
     "ratios",
     "read_loads",
     "run_bench",
-    "spread",
     "summarise",
 ]

@@ -16,7 +16,6 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import aiohttp
-import numpy as np
 
 from parity.errors import EngineUnavailable, InputError, NotRecognised
 
@@ -44,27 +43,6 @@ Loads = Mapping[str, Load]
 
 Source = Callable[[], Awaitable[Loads]]
 """Reads counters as they are now."""
-
-
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """How evenly engines were loaded: population coefficient of variation, and the largest over the mean."""
-
-    cv: float
-    max_over_mean: float
-
-
-def spread(values: Sequence[float | None]) -> Spread | None:
-    """The spread over engines; `None` where one is not known, with fewer than two engines or without any load."""
-    if len(values) < 2 or None in values or not sum(filter(None, values)) > 0:
-        return None
-    array = np.asarray(values, dtype=np.float64)
-    return Spread(float(array.std() / array.mean()), float(array.max() / array.mean()))
-
-
-def count_requests(lines: Iterable[bytes]) -> int:
-    """Requests to `/generate` in lines of an access log, whatever they were answered with."""
-    return sum(_ACCESS.search(line) is not None for line in lines)
 
 
 def read_counters(text: str, name: str) -> dict[str, Load]:
@@ -150,7 +128,7 @@ async def _get(address: str) -> str:
 
 
 class AccessLog:
-    """Requests in an access log that grows: each call reads what was added."""
+    """Requests to `/generate` in an access log that grows, however answered: each call reads what was added."""
 
     def __init__(self, path: Path, name: str | None = None) -> None:
         self._path, self._name = path, name or path.stem

@@ -13,12 +13,9 @@ import numpy as np
 from PIL import Image
 
 from parity.bench.config import Workload
+from parity.engine.router import ROUTING_KEY
 from parity.errors import UsageError
 from rollout_patch import SampleRequest
-
-ROUTING_KEY = "X-SMG-Routing-Key"
-"""The header by which a router with sticky policies keeps the requests of a group on one engine."""
-
 
 MOST_IDS = 1 << 24
 """Of a vocabulary; what claims more is no model's."""

@@ -9,8 +9,9 @@ import numpy as np
 from scipy import stats
 
 from parity.bench.config import Workload
-from parity.bench.loads import Load, Spread, spread
+from parity.bench.loads import Load
 from parity.bench.measuring import QUANTILES, Measurement
+from parity.metrics import Spread, spread
 from parity.statistics.run_cost import run_ratio
 from parity.statistics.runs import two_sample
 from parity.statistics.values import Interval

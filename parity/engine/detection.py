@@ -1,4 +1,4 @@
-"""What an engine's samples depend on, found by asking it: about thirty short requests, none of which changes anything.
+"""What an engine's samples depend on, found by asking it: 23 short requests, none of which changes anything.
 
 The prompts are sampled at a high temperature, so that two independent responses are equal with a chance of about one in
 a vocabulary's size to the power of `TOKENS`, whatever the policy has learnt. A response here is its tokens and their

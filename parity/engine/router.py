@@ -19,6 +19,8 @@ from parity.engine.process import HOST
 from parity.errors import UsageError
 
 REQUEST_ID = "X-Request-ID"
+ROUTING_KEY = "X-SMG-Routing-Key"
+"""The header by which the policy `manual` keeps requests on one engine."""
 DEFAULT_POLICY = "round_robin"
 START_TIMEOUT = 120.0
 

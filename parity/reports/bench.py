@@ -17,8 +17,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from parity.bench import BenchResult, Load, Ratio, Spread, Summary, compare, ratios, spread, summarise
+from parity.bench import BenchResult, Load, Ratio, Summary, compare, ratios, summarise
 from parity.bench.files import to_json
+from parity.metrics import Spread, spread
 from parity.provenance import versions
 from parity.reports.text import NOT_COMPARED, TIMES, number
 

@@ -13,6 +13,7 @@ import numpy as np
 from PIL.Image import Image
 from transformers import PreTrainedTokenizerFast
 
+from parity.engine.router import ROUTING_KEY
 from parity.errors import ExchangeError, UsageError
 from parity.exchanges import Exchange, output_id
 from parity.samples import SAMPLE_FIELDS, STATUS_OF_FINISH_REASON, Rollout, Sample
@@ -39,9 +40,6 @@ SEQUENCES_IN_FLIGHT = 512
 
 REQUEST_RETRIES = 2
 """How often one request is sent again before its group fails."""
-
-ROUTING_KEY = "X-SMG-Routing-Key"
-"""The header by which a router's policy `manual` keeps requests together."""
 
 _SEED_RANGE = 1 << 30
 

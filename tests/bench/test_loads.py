@@ -15,16 +15,15 @@ from paced_worker import paced_workers
 from parity.bench.loads import (
     AccessLog,
     Load,
-    count_requests,
     growth,
     metrics_source,
     open_source,
     open_sources,
     read_counters,
     read_loads,
-    spread,
 )
 from parity.errors import EngineUnavailable, InputError, NotRecognised
+from parity.metrics import spread
 
 DATA = Path(__file__).parents[1] / "data"
 ENGINE_PAGE = (DATA / "sglang-0.5.23.metrics.txt").read_text()
@@ -47,9 +46,13 @@ NOT_COUNTED = [
 ]
 
 
-def test_requests_in_an_access_log_are_those_to_generate():
-    assert count_requests(COUNTED + NOT_COUNTED) == len(COUNTED)
-    assert [count_requests([line]) for line in NOT_COUNTED] == [0] * len(NOT_COUNTED)
+@pytest.mark.parametrize(
+    ("lines", "count"), [(COUNTED + NOT_COUNTED, len(COUNTED)), *(([line], 0) for line in NOT_COUNTED)]
+)
+def test_requests_in_an_access_log_are_those_to_generate(lines, count, tmp_path):
+    path = tmp_path / "engine.log"
+    path.write_bytes(b"".join(lines))
+    assert asyncio.run(AccessLog(path)()) == {"engine": Load(float(count))}
 
 
 def test_a_log_that_grows_is_read_on_and_a_line_half_written_is_left(tmp_path):

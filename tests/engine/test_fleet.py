@@ -14,11 +14,11 @@ import light_worker
 import psutil
 
 from parity.engine import EngineProcess, Fleet, open_engine
-from parity.engine.router import RouterLog, policies
+from parity.engine.router import ROUTING_KEY, RouterLog, policies
 from parity.errors import EngineError, UsageError
 from parity.exchanges import output_id
 from parity.samples import Sample
-from parity.training.rollouts import ROUTING_KEY, SampleAdapter
+from parity.training.rollouts import SampleAdapter
 from rollout_patch import RequestFailed, generate_group
 
 SHORT = {"input_ids": [72, 101], "sampling_params": {"max_new_tokens": 2, "ignore_eos": True}}
