@@ -12,8 +12,9 @@ import numpy as np
 from parity.errors import InputError, UsageError
 from parity.metrics import RunCurves, align, late_mean
 from parity.samples import Rollout
-from parity.statistics.anytime import groups_for_parity
+from parity.statistics.evidence import BOUNDED
 from parity.statistics.groups import groups_needed
+from parity.statistics.margin import CLIP, groups_for_margin
 from parity.statistics.power import (
     GroupPowerRow,
     PowerRow,
@@ -23,6 +24,7 @@ from parity.statistics.power import (
 )
 from parity.statistics.runs import runs_needed
 from parity.statistics.sampling import RELATIVE, SAMPLING_MARGINS, sample_values
+from parity.statistics.sequential import groups_for_sequence
 
 TWIN_STEPS = 20
 PROBE_SHARE = 0.125
@@ -283,17 +285,24 @@ def _metric_plan(spread: Spread, margin: float, rng: np.random.Generator) -> Met
     if groups:
         for count in GROUP_COUNTS:
             group_power += simulate_fixed_groups(groups, count, margin, (0.0, margin), rng, REPETITIONS)
-        group_power += simulate_watched_groups(groups, GROUP_COUNTS[-1], margin, (0.0, margin), rng)
+        bounded = spread.metric in BOUNDED
+        limit, effects = GROUP_COUNTS[-1], (0.0, margin)
+        group_power += simulate_watched_groups(groups, limit, margin, effects, rng, _bound(spread), bounded)
     run_power = [row for n in RUN_COUNTS for row in simulate_power(runs, n, margin, (0.0, margin), rng)] if runs else []
     return MetricPlan(
         spread,
         margin,
-        groups_for_parity(groups, margin) if groups else None,
+        groups_for_margin(groups, margin, _bound(spread)) if groups else None,
         max(2, groups_needed(groups, margin)) if groups else None,
         runs_needed(runs, margin) if runs else None,
         tuple(group_power),
         tuple(run_power),
     )
+
+
+def _bound(spread: Spread) -> float:
+    """The largest difference of a group that evidence is prepared for."""
+    return 1.0 if spread.metric in BOUNDED else CLIP * abs(spread.mean or 0.0)
 
 
 def _designs(planned: Sequence[MetricPlan], setting: Setting) -> list[Design]:
@@ -333,7 +342,7 @@ def _in_one_run(planned: Sequence[MetricPlan], setting: Setting) -> list[Design]
     """Probe and switchback: the arm is drawn by group inside one training run."""
     shows = "both arms sample the same groups along one run"
     found = []
-    pairs = _most(one.watched_groups for one in planned)
+    pairs = _most(_mixed_groups(one, one.spread.group, one.margin) for one in planned)
     if pairs is None:
         found.append(Design("probe", shows, "the spread of groups is not known"))
     else:
@@ -346,8 +355,8 @@ def _in_one_run(planned: Sequence[MetricPlan], setting: Setting) -> list[Design]
         hours = setting.gpu_hours(steps * (1 + probed / setting.groups_per_step))
         found.append(Design("probe", shows, amount, groups, steps, requests, hours, True))
     known = [one for one in planned if one.spread.prompt]
-    # Half of the groups in each arm: the difference of means varies as one of 2 · sd(group mean) a group.
-    switched = _most(groups_for_parity(2 * (one.spread.prompt or 0.0), one.margin) for one in known)
+    # The mean of an increment, a group's mean with the sign of its arm, is half of the difference.
+    switched = _most(_mixed_groups(one, one.spread.prompt, one.margin / 2) for one in known)
     if switched is None or len(known) < len(planned):
         return [*found, Design("switchback", shows, "the spread of groups between prompts is not known")]
     steps = ceil(switched / setting.groups_per_step)
@@ -355,6 +364,10 @@ def _in_one_run(planned: Sequence[MetricPlan], setting: Setting) -> list[Design]
     amount = f"1 run of {steps:,} steps, the arm drawn for each group"
     cost = _requests(groups, setting), setting.gpu_hours(steps)
     return [*found, Design("switchback", shows, amount, groups, steps, *cost, True)]
+
+
+def _mixed_groups(one: MetricPlan, deviation: float | None, margin: float) -> int | None:
+    return groups_for_sequence(deviation / _bound(one.spread), margin / _bound(one.spread)) if deviation else None
 
 
 def _paired(planned: Sequence[MetricPlan], setting: Setting) -> Design:

@@ -10,7 +10,6 @@ from parity.statistics.anytime import (
     ExchangeProcess,
     NormalProcess,
     adjusted_log_e,
-    groups_for_parity,
     normal_sequence,
 )
 from parity.statistics.bands import Band, curve_band
@@ -102,7 +101,6 @@ __all__ = [
     "decide_many",
     "detect_collapse",
     "equality_kernel",
-    "groups_for_parity",
     "groups_needed",
     "holm",
     "independence_tests",

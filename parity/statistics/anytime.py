@@ -1,7 +1,7 @@
 """Evidence on unbounded means, on exchangeability and on several hypotheses at once, which may be watched (L1).
 
 `parity.statistics.sequential` bets on bounded differences. That lengths and likelihoods differ is seen here without a
-bound, that they agree by `parity.statistics.clipped`. Clones and slots are about exchangeability, and a family of
+bound, that they agree by `parity.statistics.margin`. Clones and slots are about exchangeability, and a family of
 hypotheses needs a correction.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 import numpy as np
-from scipy import special, stats
+from scipy import special
 
 from parity.errors import InputError
 from parity.statistics.values import ALPHA, Floats, Interval
@@ -22,10 +22,8 @@ K = TypeVar("K")
 WARM_UP = 100
 """Groups before an asymptotic process says anything."""
 
-SHIFTS = np.array([0.03, 0.06, 0.12, 0.25, 0.5, 1.0])
+SHIFTS = np.array([sign * size for size in (0.03, 0.06, 0.12, 0.25, 0.5, 1.0) for sign in (1, -1)])
 """Shifts of a mean, in standard deviations of a group, that a normal process bets on."""
-
-BOTH_SHIFTS = np.concatenate([SHIFTS, -SHIFTS])
 
 TILTS = np.array([0.1, 0.25, 0.5, 1.0, 2.0])
 """Shifts of a permuted statistic, in its standard deviations, that an exchange process bets on."""
@@ -44,14 +42,14 @@ class NormalProcess:
     Kennedy and Ramdas 2024), so that it says nothing before 100 groups. It is free of the unit of the differences.
 
     Attributes:
-        bets: The λ in standard deviations; positive ones alone make evidence against a mean of zero or less.
+        bets: The λ in standard deviations.
         total: S.
         squares: V.
         largest_log_e: The largest log e-value after any group so far.
         units: Groups seen, t.
     """
 
-    bets: Floats = field(default_factory=lambda: BOTH_SHIFTS)
+    bets: Floats = field(default_factory=lambda: SHIFTS)
     total: float = 0.0
     squares: float = 0.0
     largest_log_e: float = 0.0
@@ -167,26 +165,3 @@ def adjusted_log_e(log_e: Mapping[K, float]) -> dict[K, float]:
         sums = np.logaddexp.accumulate(np.array([own, *smallest]))
         adjusted[name] = float((sums - np.log(np.arange(1, len(sums) + 1))).min())
     return adjusted
-
-
-def groups_for_parity(sigma: float, margin: float) -> int | None:
-    """The groups that watched evidence typically takes to show PARITY of a mean if the arms are equal.
-
-    Two one-sided normal processes must each reach 20. With bets near their best each gains margin² / (2 sigma²) a
-    group, in natural logs, and needs log 20 and the log of the number of bets; the larger of two that fluctuate takes
-    longer, which is allowed for at one standard error of the sum.
-
-    Args:
-        sigma: The standard deviation of a group's difference, in the unit of `margin`.
-        margin: The largest difference that does not matter.
-
-    Returns:
-        None where `sigma` is not positive.
-    """
-    if not sigma > 0:
-        return None
-    gain = (margin / sigma) ** 2 / 2
-    wanted = -np.log(ALPHA) + np.log(len(SHIFTS))
-    # wanted = t gain - z sqrt(2 gain t): the sum of t log factors has variance 2 gain t at the best bet.
-    root = (stats.norm.ppf(0.84) * np.sqrt(2 * gain) + np.sqrt(2 * gain + 4 * gain * wanted)) / (2 * gain)
-    return max(WARM_UP, int(np.ceil(root**2)))

@@ -21,14 +21,13 @@ from parity.statistics.anytime import (
     ExchangeProcess,
     NormalProcess,
     adjusted_log_e,
-    groups_for_parity,
     normal_sequence,
 )
-from parity.statistics.clipped import ClippedMargin, groups_for_margin
 from parity.statistics.findings import metric_finding
+from parity.statistics.margin import ClippedMargin, InsideMargin, groups_for_margin
 from parity.statistics.permutation import dealt_contrasts, equality_kernel
 from parity.statistics.sampling import FEWEST_GROUPS, RELATIVE, SAMPLING_MARGINS, Arms
-from parity.statistics.sequential import BETS, ConfidenceSequence, EProcess
+from parity.statistics.sequential import ConfidenceSequence, EProcess
 from parity.statistics.values import ALPHA, Floats, Interval
 
 RELABELINGS = 127
@@ -57,10 +56,8 @@ class Mean:
         relative: Whether the margin is a share of the baseline's mean.
         bound: The largest absolute difference there can be, or None where there is no useful one.
         difference: Evidence against a mean of zero.
-        above: With a bound: evidence against a mean of the margin or more.
-        below: With a bound: evidence against a mean of minus the margin or less.
         sequence: Where the mean lies, in units of `bound`; unused without one.
-        inside: Without a bound: evidence of a mean inside the margin.
+        inside: Evidence of a mean inside the margin: of means that are clipped where there is no bound.
         total: The sum of differences.
         squares: The sum of their squares.
         baseline_total: The sum of the baseline's means.
@@ -71,10 +68,8 @@ class Mean:
     relative: bool
     bound: float | None
     difference: EProcess | NormalProcess
-    above: EProcess
-    below: EProcess
-    sequence: ConfidenceSequence
-    inside: ClippedMargin | None = None
+    inside: InsideMargin | ClippedMargin | None
+    sequence: ConfidenceSequence = field(default_factory=ConfidenceSequence)
     total: float = 0.0
     squares: float = 0.0
     baseline_total: float = 0.0
@@ -83,30 +78,32 @@ class Mean:
     @classmethod
     def of(cls, margin: float | None, relative: bool, bound: float | None, largest: float | None = None) -> Mean:
         """No evidence yet; `largest` is the largest value there can be, of a metric whose differences have no bound."""
-        positive = BETS[BETS > 0]
-        one_sided = EProcess(positive, np.zeros(len(positive)))
         if bound is not None:
-            return cls(margin, relative, bound, EProcess(), one_sided, one_sided, ConfidenceSequence())
+            return cls(margin, relative, bound, EProcess(), None if margin is None else InsideMargin.of(bound))
         inside = None if margin is None else ClippedMargin(margin, largest, largest is not None)
-        return cls(margin, relative, bound, NormalProcess(), one_sided, one_sided, ConfidenceSequence(), inside)
+        return cls(margin, relative, bound, NormalProcess(), inside)
 
     def update(self, baseline: Floats, experiment: Floats) -> Mean:
         """The evidence after further groups, from their means in both arms, (K,) each."""
         differences = experiment - baseline
         scaled = differences if self.bound is None else _unit(differences / self.bound)
-        found = replace(
+        return replace(
             self,
             difference=self.difference.update(scaled),
+            inside=self._inside(baseline, experiment),
             sequence=self.sequence if self.bound is None else self.sequence.update(scaled),
             total=self.total + float(differences.sum()),
             squares=self.squares + float((differences**2).sum()),
             baseline_total=self.baseline_total + float(baseline.sum()),
             units=self.units + len(differences),
         )
-        if self.bound is None or self.margin is None:
-            return found if self.inside is None else replace(found, inside=self.inside.update(baseline, experiment))
-        above, below = (_unit((self.margin + sign * differences) / (self.bound + self.margin)) for sign in (-1, 1))
-        return replace(found, above=self.above.update(above), below=self.below.update(below))
+
+    def _inside(self, baseline: Floats, experiment: Floats) -> InsideMargin | ClippedMargin | None:
+        if self.margin is None or self.inside is None:
+            return None
+        if isinstance(self.inside, ClippedMargin):
+            return self.inside.update(baseline, experiment)
+        return self.inside.update(experiment - baseline, np.full(len(baseline), self.margin))
 
     @property
     def estimate(self) -> float:
@@ -138,11 +135,7 @@ class Mean:
     @property
     def log_e_parity(self) -> float | None:
         """The log e-value of the difference being inside the margin: the less of the two sides; None without margin."""
-        if self.margin is None:
-            return None
-        if self.inside is not None:
-            return self.inside.log_e
-        return min(self.above.largest_log_e, self.below.largest_log_e)
+        return None if self.inside is None else self.inside.log_e
 
     @property
     def is_parity(self) -> bool:
@@ -152,7 +145,7 @@ class Mean:
         """
         if self.log_e_parity is None or self.log_e_parity < ENOUGH:
             return False
-        clipped = self.inside is not None and any(self.inside.clipped)
+        clipped = isinstance(self.inside, ClippedMargin) and any(self.inside.clipped)
         return not clipped or abs(self.estimate) <= (self.allowed or 0.0)
 
 
@@ -322,11 +315,12 @@ def _mean_finding(name: Name, mean: Mean, largest: float) -> Finding:
         status = _status(largest, mean.units)
     else:
         # Parity of what is clipped takes more groups; a difference that is seen to be inside the margin waits for it.
-        waits = mean.inside is not None and mean.allowed is not None and -mean.allowed < low and high < mean.allowed
+        clipped = mean.inside if isinstance(mean.inside, ClippedMargin) else None
+        waits = clipped is not None and mean.allowed is not None and -mean.allowed < low and high < mean.allowed
         differs = largest >= ENOUGH and not waits
         status = Status.PASS if mean.is_parity else Status.FAIL if differs else Status.INCONCLUSIVE
-        if mean.inside is not None and (any(mean.inside.clipped) or (status is Status.PASS and not mean.inside.exact)):
-            message += _clipping(mean, mean.inside)
+        if clipped is not None and (any(clipped.clipped) or (status is Status.PASS and not clipped.exact)):
+            message += _clipping(mean, clipped)
         needed = _groups_needed(mean)
         if status is Status.INCONCLUSIVE and needed is not None:
             more = max(needed - mean.units, needed // 10, 1)
@@ -363,16 +357,15 @@ def _clipping(mean: Mean, inside: ClippedMargin) -> str:
 def _groups_needed(mean: Mean) -> int | None:
     if not mean.allowed:
         return None
-    if mean.inside is None:
-        return groups_for_parity(mean.deviation, mean.allowed)
-    return None if mean.inside.clip is None else groups_for_margin(mean.deviation, mean.allowed, mean.inside.clip)
+    bound = mean.inside.clip if isinstance(mean.inside, ClippedMargin) else mean.bound
+    return None if bound is None else groups_for_margin(mean.deviation, mean.allowed, bound)
 
 
 def _method(mean: Mean) -> str:
     if mean.bound is not None:
         return "betting on bounded differences"
     difference = "difference by a self-normalised process, asymptotic"
-    if mean.inside is None or mean.inside.clip is None:
+    if not isinstance(mean.inside, ClippedMargin) or mean.inside.clip is None:
         return difference
     return f"parity by betting on means up to {mean.inside.clip:.4g}, {difference}"
 

@@ -10,8 +10,10 @@ import numpy.typing as npt
 from scipy import stats
 
 from parity.errors import UsageError
-from parity.statistics.anytime import BOTH_SHIFTS, SHIFTS, normal_log_e_at
+from parity.statistics.anytime import SHIFTS, normal_log_e_at
+from parity.statistics.margin import margin_log_e_at
 from parity.statistics.runs import two_sample
+from parity.statistics.sequential import betting_log_e_at
 from parity.statistics.values import ALPHA, Floats
 
 
@@ -136,13 +138,15 @@ def simulate_watched_groups(
     margin: float,
     effects: Sequence[float],
     rng: np.random.Generator,
+    bound: float,
+    bounded: bool = True,
     repetitions: int = 400,
     block: int = 32,
 ) -> tuple[GroupPowerRow, ...]:
     """As `simulate_fixed_groups`, for evidence on one metric that is looked at after every `block` of groups.
 
-    The processes are those of `parity.statistics.anytime`, which hold for unbounded values; betting on bounded ones
-    takes about as many groups.
+    The processes are those that `parity.statistics.evidence` watches. `bound` is the largest difference of a group that
+    counts; where values are `bounded` there is no larger one, and a difference is shown by betting on it.
 
     Raises:
         UsageError: `sigma` or `margin` is not positive, or there are fewer than two groups.
@@ -151,11 +155,10 @@ def simulate_watched_groups(
     enough = -np.log(ALPHA)
     rows = []
     for effect in effects:
-        differences = rng.normal(effect, sigma, (repetitions, limit))
-        sides = [(SHIFTS, margin - differences), (SHIFTS, margin + differences), (BOTH_SHIFTS, differences)]
-        looks = [normal_log_e_at(bets, values, block) >= enough for bets, values in sides]
-        above, below, apart = (np.maximum.accumulate(reached, axis=1) for reached in looks)
-        parity, never = above & below, looks[0].shape[1]
+        differences = np.clip(rng.normal(effect, sigma, (repetitions, limit)), -bound, bound)
+        parity = margin_log_e_at(differences, margin, bound, block) >= enough
+        log_e = betting_log_e_at(differences / bound, block) if bounded else normal_log_e_at(SHIFTS, differences, block)
+        apart, never = log_e >= enough, parity.shape[1]
         first = [np.where(one.any(axis=1), one.argmax(axis=1), never) for one in (parity, apart)]
         is_parity = (first[0] <= first[1]) & (first[0] < never)
         is_different = ~is_parity & (first[1] < never)

@@ -14,6 +14,7 @@ from scipy import special
 
 from parity.errors import InputError
 from parity.findings import Verdict
+from parity.statistics.margin import groups_for_margin
 from parity.statistics.values import ALPHA, Floats, Interval
 
 BETS = np.array([sign * size for size in (0.1, 0.2, 0.4, 0.8, 1.2, 1.6) for sign in (1, -1)])
@@ -107,6 +108,23 @@ class ConfidenceSequence:
         high = float(too_high.min(initial=self.interval[1]))
         kept = (low <= self.candidates) & (self.candidates <= high)
         return ConfidenceSequence(self.candidates[kept], wealth[kept], (low, high), self.units + len(checked))
+
+
+def betting_log_e_at(differences: Floats, block: int) -> Floats:
+    """The log e-values of `EProcess` for many streams (R, T) in [-1, 1] at the end of each whole block, (R, H)."""
+    paths = [np.log1p(bet * differences / 2).cumsum(axis=1)[:, block - 1 :: block] for bet in BETS]
+    return _log_mean(np.stack(paths), axis=0)
+
+
+def groups_for_sequence(sigma: float, margin: float) -> int:
+    """The groups after which a `ConfidenceSequence` lies inside its margin four times in five if the arms are equal.
+
+    Args:
+        sigma: The standard deviation of a difference in [-1, 1].
+        margin: The largest mean that does not matter; positive.
+    """
+    # Each side bets on one of the positive bets, of which the best has its share of the wealth, and needs 40.
+    return groups_for_margin(sigma, margin, 1 + margin, BETS.max() / 2, ALPHA / 2 / int((BETS > 0).sum()))
 
 
 def _log_mean(log_wealth: Floats, axis: int) -> Floats:

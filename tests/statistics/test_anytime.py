@@ -12,12 +12,10 @@ from hypothesis import strategies as st
 
 from parity.errors import InputError
 from parity.statistics.anytime import (
-    BOTH_SHIFTS,
     SHIFTS,
     ExchangeProcess,
     NormalProcess,
     adjusted_log_e,
-    groups_for_parity,
     normal_log_e_at,
     normal_sequence,
 )
@@ -52,20 +50,14 @@ def test_state_carries_over_any_split_of_the_stream() -> None:
         parts = parts.update(part)
     assert parts.log_e == pytest.approx(whole.log_e)
     assert parts.largest_log_e == pytest.approx(whole.largest_log_e)
-    (at_ends,) = normal_log_e_at(BOTH_SHIFTS, differences[None], 100)
+    (at_ends,) = normal_log_e_at(SHIFTS, differences[None], 100)
     assert at_ends[-1] == pytest.approx(whole.log_e)
 
 
 def test_looking_after_every_group_at_skewed_lengths_rejects_equal_arms_at_most_one_time_in_twenty() -> None:
     baseline, experiment = lengths(np.random.default_rng(2), 400, 800)
-    path = normal_log_e_at(BOTH_SHIFTS, experiment - baseline, 1)
+    path = normal_log_e_at(SHIFTS, experiment - baseline, 1)
     assert (path.max(axis=1) >= ENOUGH).mean() <= 0.05
-
-
-def test_lengths_that_differ_by_their_margin_are_hardly_ever_called_equal() -> None:
-    baseline, experiment = lengths(np.random.default_rng(3), 400, 800)
-    room = 1.02 * baseline - 1.02 * experiment  # the experiment is 2 % longer, a margin of 2 % of the baseline
-    assert (normal_log_e_at(SHIFTS, room, 10).max(axis=1) >= ENOUGH).mean() <= 0.05
 
 
 def test_the_asymptotic_sequence_is_that_of_ville() -> None:
@@ -129,20 +121,10 @@ def test_of_many_watched_hypotheses_hardly_ever_one_is_rejected_wrongly() -> Non
     for _ in range(repetitions):
         # Twelve streams that share half of their noise, looked at ten times.
         shared = rng.normal(size=(1, 600))
-        paths = normal_log_e_at(BOTH_SHIFTS, shared + rng.normal(size=(12, 600)), 60)
+        paths = normal_log_e_at(SHIFTS, shared + rng.normal(size=(12, 600)), 60)
         looks = [adjusted_log_e(dict(enumerate(look))) for look in paths.T.tolist()]
         rejected += max(max(look.values()) for look in looks) >= ENOUGH
     assert rejected / repetitions <= 0.05
-
-
-def test_groups_for_parity_are_enough_four_times_in_five() -> None:
-    rng = np.random.default_rng(7)
-    groups = groups_for_parity(0.185, 0.02)
-    assert groups is not None
-    differences = rng.normal(0, 0.185, (300, groups))
-    sides = [normal_log_e_at(SHIFTS, 0.02 + sign * differences, 1).max(axis=1) >= ENOUGH for sign in (1, -1)]
-    assert np.mean(sides[0] & sides[1]) == pytest.approx(0.8, abs=0.1)
-    assert groups_for_parity(0.0, 0.02) is None
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])

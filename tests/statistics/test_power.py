@@ -99,7 +99,7 @@ def test_power_of_a_set_size_and_of_watched_evidence() -> None:
     equal, apart = simulate_fixed_groups(0.185, 733, 0.02, (0.0, 0.02), rng)
     assert equal.parity == pytest.approx(0.8, abs=0.03)
     assert apart.parity == pytest.approx(0.05, abs=0.02)
-    same, at_margin, beyond = simulate_watched_groups(0.185, 4096, 0.02, (0.0, 0.02, 0.05), rng)
+    same, at_margin, beyond = simulate_watched_groups(0.185, 4096, 0.02, (0.0, 0.02, 0.05), rng, 1.0)
     assert same.parity > 0.9 and same.different <= 0.05
     assert at_margin.parity <= 0.05
     assert beyond.different == 1.0 and beyond.median_groups < 300

@@ -9,7 +9,7 @@ import pytest
 
 from parity.errors import InputError
 from parity.findings import Verdict
-from parity.statistics.sequential import bernoulli_log_e
+from parity.statistics.sequential import bernoulli_log_e, betting_log_e_at, groups_for_sequence
 from parity.stats import ConfidenceSequence, EProcess, average_e_value, bernoulli_e_value, sequential_verdict
 
 
@@ -89,6 +89,28 @@ def test_the_sequence_covers_zero_and_narrows_to_parity() -> None:
         process, sequence = process.update(differences), sequence.update(differences)
         assert sequence.interval[0] <= 0 <= sequence.interval[1]
     assert sequential_verdict(process, sequence, 0.05) is Verdict.PARITY
+
+
+@pytest.mark.parametrize(("sigma", "margin"), [(0.185, 0.05), (0.075, 0.03)])
+def test_the_sequence_of_equal_arms_is_inside_its_margin_by_the_groups_that_are_said(
+    sigma: float, margin: float
+) -> None:
+    rng, groups = np.random.default_rng(5), groups_for_sequence(sigma, margin)
+    inside = 0
+    for _ in range(15):
+        sequence = ConfidenceSequence()
+        for look in np.array_split(rng.normal(0, sigma, groups).clip(-1, 1), 8):
+            sequence = sequence.update(look)
+        inside += -margin < sequence.interval[0] and sequence.interval[1] < margin
+    assert 10 <= inside <= 15
+    assert groups < 350
+
+
+def test_many_streams_are_watched_as_one_is() -> None:
+    streams = np.random.default_rng(6).uniform(-1, 1, (3, 96))
+    for differences, looks in zip(streams, betting_log_e_at(streams, 32), strict=True):
+        assert looks[-1] == pytest.approx(EProcess().update(differences).log_e)
+        assert looks[0] == pytest.approx(EProcess().update(differences[:32]).log_e)
 
 
 def test_a_difference_as_large_as_the_margin_is_different_and_not_parity() -> None:

@@ -1,4 +1,4 @@
-"""Evidence that a mean lies inside its margin, for values that are only bounded from above, as lengths (L1).
+"""Evidence that a mean lies inside its margin, for bounded values and those only bounded from above, as lengths (L1).
 
 Nothing that was not seen can move the mean by more than the bound allows, so that the error rate holds at every number
 of groups and for every distribution, with rare and large differences among them.
@@ -58,15 +58,49 @@ class MarginProcess:
         if not len(values):
             return self
         after = self.margins + margins.cumsum(), self.squares + (values**2).cumsum()
-        before = [
+        room, squares = (
             np.concatenate([[first], sums[:-1]])
             for first, sums in zip((self.margins, self.squares), after, strict=True)
-        ]
-        best = np.divide(before[0], before[1], out=np.zeros(len(values)), where=before[1] > 0)
-        path = self.log_e + np.log1p(np.minimum(best, _BOLDEST / self.bound) * values).cumsum()
+        )
+        path = self.log_e + np.log1p(_bets(room, squares, self.bound) * values).cumsum()
         largest = max(self.largest_log_e, float(path.max()))
         sums = float(after[0][-1]), float(after[1][-1])
         return MarginProcess(self.bound, *sums, float(path[-1]), largest, self.units + len(values))
+
+
+def _bets(margins: Floats, squares: Floats, bound: float) -> Floats:
+    """The λ of groups, from the sums before each."""
+    best = np.divide(margins, squares, out=np.zeros_like(squares), where=squares > 0)
+    return np.minimum(best, _BOLDEST / bound)
+
+
+@dataclass(frozen=True, slots=True)
+class InsideMargin:
+    """Evidence that the mean of differences lies inside a margin: two one-sided tests at 5 % each, at every look.
+
+    Attributes:
+        above: Evidence against a mean of the margin or more.
+        below: Evidence against a mean of minus the margin or less.
+    """
+
+    above: MarginProcess
+    below: MarginProcess
+
+    @classmethod
+    def of(cls, bound: float) -> InsideMargin:
+        """No evidence yet, on differences that are at most `bound` outside of the margin."""
+        return cls(MarginProcess(bound), MarginProcess(bound))
+
+    def update(self, differences: Floats, margins: Floats) -> InsideMargin:
+        """The evidence after further groups, from their differences and what each may be, (K,) each."""
+        return InsideMargin(
+            self.above.update(margins - differences, margins), self.below.update(margins + differences, margins)
+        )
+
+    @property
+    def log_e(self) -> float:
+        """The largest log e-value so far: the less of the two sides."""
+        return min(self.above.largest_log_e, self.below.largest_log_e)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,16 +114,14 @@ class ClippedMargin:
         margin: The share of the baseline's mean that does not matter.
         clip: The group mean that larger ones count as; None before it is known.
         exact: Whether `clip` is the largest value there can be, so that nothing is clipped.
-        above: Evidence against a difference of the margin or more; None before `clip` is known.
-        below: Evidence against a difference of minus the margin or less; None before `clip` is known.
+        sides: The evidence; None before `clip` is known.
         clipped: Groups of the baseline and of the experiment that were clipped.
     """
 
     margin: float
     clip: float | None = None
     exact: bool = False
-    above: MarginProcess | None = None
-    below: MarginProcess | None = None
+    sides: InsideMargin | None = None
     clipped: tuple[int, int] = (0, 0)
 
     def update(self, baseline: Floats, experiment: Floats) -> ClippedMargin:
@@ -102,39 +134,50 @@ class ClippedMargin:
             return replace(self, clip=CLIP * float(baseline.mean()) or None)
         # Rounding puts the log-prob of a certain token slightly above 0.
         first, second = np.clip(baseline, 0, self.clip), np.clip(experiment, 0, self.clip)
-        room = self.margin * first
-        above, below = self.above or MarginProcess(self.clip), self.below or MarginProcess(self.clip)
+        sides = self.sides or InsideMargin.of(self.clip)
         counts = (int((means > self.clip).sum()) for means in (baseline, experiment))
         of_baseline, of_experiment = (before + now for before, now in zip(self.clipped, counts, strict=True))
         return replace(
             self,
-            above=above.update(room + first - second, room),
-            below=below.update(room - first + second, room),
+            sides=sides.update(second - first, self.margin * first),
             clipped=(of_baseline, of_experiment),
         )
 
     @property
     def log_e(self) -> float:
-        """The largest log e-value so far of the difference being inside the margin: the less of the two sides."""
-        if self.above is None or self.below is None:
-            return 0.0
-        return min(self.above.largest_log_e, self.below.largest_log_e)
+        """The largest log e-value so far of the difference being inside the margin."""
+        return 0.0 if self.sides is None else self.sides.log_e
 
 
-def groups_for_margin(sigma: float, margin: float, bound: float) -> int:
-    """The groups that two `MarginProcess` take to show PARITY four times in five if the arms are equal.
+def margin_log_e_at(differences: Floats, margin: float, bound: float, block: int) -> Floats:
+    """The log e-values of `InsideMargin` for many streams (R, T) at the end of each whole block of groups, (R, H)."""
+    sides = []
+    for values in (margin - differences, margin + differences):
+        squares = (values**2).cumsum(axis=1) - values**2
+        margins = np.broadcast_to(margin * np.arange(values.shape[1]), values.shape)
+        path = np.log1p(_bets(margins, squares, bound) * values).cumsum(axis=1)
+        sides.append(np.maximum.accumulate(path, axis=1)[:, block - 1 :: block])
+    return np.maximum(np.minimum(*sides), 0.0)
 
-    Each gains λ margin - λ² (sigma² + margin²) / 2 a group, in natural logs, needs log 20, and fluctuates by λ sigma
-    times the root of the number of groups; the later of the two is allowed for.
+
+def groups_for_margin(
+    sigma: float, margin: float, bound: float, boldest: float = _BOLDEST, alpha: float = ALPHA
+) -> int:
+    """The groups that `InsideMargin` takes to show PARITY four times in five if the arms are equal.
+
+    Each side gains λ margin - λ² (sigma² + margin²) / 2 a group, in natural logs, needs -log `alpha`, and fluctuates by
+    λ sigma times the root of the number of groups; the later of the two is allowed for.
 
     Args:
         sigma: The standard deviation of a group's difference, in the unit of `margin`.
         margin: The largest difference that does not matter; positive.
-        bound: The largest value that counts; positive.
+        bound: The largest loss of a group; positive.
+        boldest: Most of the wealth that one group may cost.
+        alpha: What the evidence of either side must be worth.
     """
     square = sigma**2 + margin**2
-    bet = min(margin / square, _BOLDEST / bound)
+    bet = min(margin / square, boldest / bound)
     gain = bet * margin - bet**2 * square / 2
     spread = float(stats.norm.ppf(0.9)) * bet * sigma
-    root = (spread + np.sqrt(spread**2 - 4 * gain * np.log(ALPHA))) / (2 * gain)
+    root = (spread + np.sqrt(spread**2 - 4 * gain * np.log(alpha))) / (2 * gain)
     return int(np.ceil(root**2))

@@ -11,8 +11,15 @@ from hypothesis import strategies as st
 
 from parity.errors import InputError
 from parity.statistics.anytime import SHIFTS, normal_log_e_at
-from parity.statistics.clipped import CLIP, ClippedMargin, MarginProcess, groups_for_margin
 from parity.statistics.evidence import Mean
+from parity.statistics.margin import (
+    CLIP,
+    ClippedMargin,
+    InsideMargin,
+    MarginProcess,
+    groups_for_margin,
+    margin_log_e_at,
+)
 
 ENOUGH = math.log(20)
 GROUPS, FIRST = 1536, 32
@@ -35,10 +42,42 @@ def test_state_carries_over_any_split_and_wealth_stays_positive(means: list[floa
     whole = ClippedMargin(margin, 4.0, True).update(baseline, experiment)
     parts = ClippedMargin(margin, 4.0, True).update(baseline[:cut], experiment[:cut])
     parts = parts.update(baseline[cut:], experiment[cut:])
-    assert whole.above is not None and parts.above is not None
-    assert parts.above.log_e == pytest.approx(whole.above.log_e)
+    assert whole.sides is not None and parts.sides is not None
+    assert parts.sides.above.log_e == pytest.approx(whole.sides.above.log_e)
     assert parts.log_e == pytest.approx(whole.log_e)
-    assert math.isfinite(whole.above.log_e)
+    assert math.isfinite(whole.sides.above.log_e)
+
+
+def rewards(rng: np.random.Generator, shape: tuple[int, int], spread: float = 0.6) -> tuple[np.ndarray, np.ndarray]:
+    """Group means of eight rewards of 0 or 1 in two equal arms, of prompts that are mostly easy or hard."""
+    chances = rng.beta(spread, spread, shape)
+    return tuple(rng.binomial(8, chances) / 8 for _ in range(2))
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_rewards_that_differ_by_their_margin_are_hardly_ever_parity_at_any_look(sign: int) -> None:
+    baseline, experiment = rewards(np.random.default_rng(5), (400, 1500))
+    found = margin_log_e_at(experiment - baseline + sign * 0.05, 0.05, 1.05, 1)
+    assert (found[:, -1] >= ENOUGH).mean() <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 400)
+
+
+@pytest.mark.parametrize(("spread", "margin"), [(0.6, 0.05), (0.05, 0.02), (0.01, 0.02)])
+def test_equal_rewards_are_parity_within_the_groups_that_are_said(spread: float, margin: float) -> None:
+    """Of few groups that differ too, where no bet may be as bold as it would be best."""
+    baseline, experiment = rewards(np.random.default_rng(6), (400, 400), spread)
+    groups = groups_for_margin(float((experiment - baseline).std()), margin, 1.0)
+    shown = margin_log_e_at(experiment - baseline, margin, 1.0, 1)[:, groups - 1] >= ENOUGH
+    assert 0.75 <= shown.mean() <= 0.95
+
+
+def test_many_streams_are_watched_as_one_is() -> None:
+    baseline, experiment = rewards(np.random.default_rng(7), (3, 96))
+    found = margin_log_e_at(experiment - baseline, 0.1, 1.0, 32)
+    for differences, looks in zip(experiment - baseline, found, strict=True):
+        sides = InsideMargin.of(1.0)
+        for block, expected in zip(np.split(differences, 3), looks, strict=True):
+            sides = sides.update(block, np.full(32, 0.1))
+            assert sides.log_e == pytest.approx(expected)
 
 
 def likelihoods(rng: np.random.Generator, groups: int = GROUPS) -> tuple[np.ndarray, np.ndarray]:
@@ -78,7 +117,7 @@ def stops_at_parity(baseline: np.ndarray, experiment: np.ndarray, margin: float)
 def asymptotic(baseline: np.ndarray, experiment: np.ndarray, margin: float) -> bool:
     """What the self-normalised process says of the same groups: nearly normal sums, which rare groups are not in."""
     sides = np.stack([(1 + margin) * baseline - experiment, experiment - (1 - margin) * baseline])
-    return bool(normal_log_e_at(SHIFTS, sides, 32).max(axis=1).min() >= ENOUGH)
+    return bool(normal_log_e_at(SHIFTS[SHIFTS > 0], sides, 32).max(axis=1).min() >= ENOUGH)
 
 
 @pytest.mark.parametrize(("share", "margins"), [(0.01, 1), (0.01, 2)])
@@ -144,7 +183,7 @@ def test_what_is_above_the_clip_counts_as_the_clip_and_is_counted() -> None:
     assert (found.clip, found.clipped, found.log_e) == (0.5 * CLIP, (0, 0), 0.0), "the first groups only set it"
     found = found.update(np.array([0.5, 6.0]), np.array([4.0, 4.1]))
     assert found.clipped == (1, 1)
-    assert found.above is not None and found.above.squares == pytest.approx((0.55 - 4) ** 2 + 0.4**2)
+    assert found.sides is not None and found.sides.above.squares == pytest.approx((0.55 - 4) ** 2 + 0.4**2)
     nothing = ClippedMargin(0.1).update(np.zeros(4), np.zeros(4))
     assert nothing.clip is None, "no response has a token yet"
 
