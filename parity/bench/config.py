@@ -99,7 +99,7 @@ class BenchConfig:
         seed: Of the prompts and of the modes' order.
         engine: `embedded`, `sglang`, or the URL of a deployment.
         workers: Engines to start.
-        routers: Policies of the router before them, one launch each; none starts no router for one worker.
+        routers: Policies, with a router before the same engines for each; none starts no router for one worker.
     """
 
     workload: Workload = field(default_factory=Workload)
@@ -128,13 +128,18 @@ class BenchConfig:
         for name, least in (("repeats", 1), ("warm_up", 0), ("seed", 0)):
             if (value := getattr(self, name)) < least:
                 raise UsageError(f"--{name.replace('_', '-')} is {value}: expected {least} or more")
-        for policy in self.routers or (None,):
+        for policy in self.policies:
             check_fleet(self.engine, self.workers, policy)
 
     @property
     def rollouts(self) -> int:
-        """Rollouts of one launch, warm-up included."""
-        return len(self.modes) * (self.warm_up + self.repeats)
+        """All rollouts, warm-up included."""
+        return len(self.policies) * len(self.modes) * (self.warm_up + self.repeats)
+
+    @property
+    def policies(self) -> tuple[str | None, ...]:
+        """Under which the modes are measured; `None` alone where no policy was named."""
+        return self.routers or (None,)
 
     def to_json(self) -> dict[str, Any]:
         """As JSON, modes by name."""

@@ -1,10 +1,11 @@
-"""A whole benchmark: engines started or found, warm-up, modes taking turns, loads read around each rollout."""
+"""A whole benchmark: engines started or found, warm-up, modes and policies taking turns, loads read around rollouts."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from parity.bench.config import BenchConfig, Mode
 from parity.bench.loads import Load, Source, growth, metrics_source, read_loads
 from parity.bench.measuring import Measurement, measure
 from parity.bench.prompts import Vocabulary, requests, vocabulary_of
-from parity.engine import EngineClient, EngineProcess, Fleet, RemoteEngine, open_engine
+from parity.engine import Engine, EngineClient, EngineProcess, Fleet, RemoteEngine, open_engine
 from parity.errors import EngineError, InputError, UsageError
 
 SETTLING_SECONDS = 2.0
@@ -79,8 +80,8 @@ def run_bench(
 ) -> BenchResult:
     """Measures every mode, under every policy, and stops what it started.
 
-    The modes of a repeat run one after another in a random order. Every rollout has prompts of its own; where the
-    engine is under control its prefix cache is emptied before each as well.
+    The modes of a repeat, under all policies, run one after another in a random order. Every rollout has prompts of its
+    own; where the engine is under control its prefix cache is emptied before each as well.
 
     Args:
         config: What to measure.
@@ -97,44 +98,58 @@ def run_bench(
         EngineError: An engine did not start or answer, or nothing came back for a rollout.
     """
     config.validate()
-    rounds = _rounds(config)
-    total = config.rollouts * config.workload.samples * max(1, len(config.routers))
-    done, measured = 0, list[Measurement]()
-    info: dict[str, Any] = {}
     if model_path is None and "://" not in config.engine:
         model_path = _random_model(config, log_dir)
-    for policy in config.routers or (None,):
-        engine = open_engine(
-            config.engine,
-            model_path or Path(),
-            log_dir / (policy or "engine"),
-            control=control,
-            progress=starting,
-            workers=config.workers,
-            router=policy,
-        )
-        try:
+    total, done = config.rollouts * config.workload.samples, 0
 
-            def tell(count: int, doing: str, finished: Measurement | None) -> None:
-                nonlocal done
-                done += count
-                progress(Step(done, total, doing, finished))
+    def tell(count: int, doing: str, finished: Measurement | None) -> None:
+        nonlocal done
+        done += count
+        progress(Step(done, total, doing, finished))
 
-            target = _Target(engine, policy, sources, model_path, vocabulary, control)
-            rows, info = asyncio.run(target.measure_all(config, rounds, tell))
-            measured += rows
-        finally:
+    with _launched(config, model_path, log_dir, control, starting) as engines:
+        target = _Target(engines, sources, model_path, vocabulary, control)
+        rollouts, info = asyncio.run(target.measure_all(config, tell))
+    return BenchResult(config, info, target.flushes, tuple(rollouts))
+
+
+@contextmanager
+def _launched(
+    config: BenchConfig,
+    model_path: Path | None,
+    log_dir: Path,
+    control: bool,
+    starting: Callable[[float, str], None] | None,
+) -> Iterator[Mapping[str | None, Engine]]:
+    """The engines, by policy behind a router of it; all that was started is stopped at the end."""
+    first = open_engine(
+        config.engine,
+        model_path or Path(),
+        log_dir,
+        control=control,
+        progress=starting,
+        workers=config.workers,
+        router=config.policies[0],
+    )
+    engines: dict[str | None, Engine] = {config.policies[0]: first}
+    try:
+        if isinstance(first, Fleet):
+            for policy in config.routers[1:]:
+                engines[policy] = first.beside(policy, log_dir / policy, starting)
+        yield engines
+    finally:
+        for engine in engines.values():
             engine.stop()
-    return BenchResult(config, info, target.flushes, tuple(measured))
 
 
-def _rounds(config: BenchConfig) -> list[tuple[int, Mode]]:
-    """Which mode runs when: each once a repeat, in a random order; repeats below 0 are warm-up."""
+def _rounds(config: BenchConfig) -> list[tuple[int, str | None, Mode]]:
+    """What runs when: each mode under each policy once a repeat, in a random order; repeats below 0 are warm-up."""
     rng = np.random.default_rng([config.seed, 0])
+    each = [(policy, mode) for policy in config.policies for mode in config.modes]
     return [
-        (repeat, config.modes[at])
+        (repeat, *each[at])
         for repeat in range(-config.warm_up, config.repeats)
-        for at in rng.permutation(len(config.modes))
+        for at in rng.permutation(len(each)).tolist()
     ]
 
 
@@ -150,68 +165,66 @@ def _random_model(config: BenchConfig, directory: Path) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """One launch, or a deployment that is there."""
+    """What is measured: by policy the engines behind a router of it, or one engine, or a deployment that is there."""
 
-    engine: EngineProcess | Fleet | RemoteEngine
-    policy: str | None
+    engines: Mapping[str | None, Engine]
     given: Sequence[Source]
     model_path: Path | None
     vocabulary: int | None
     control: bool
 
     @property
-    def flushes(self) -> bool:
-        return self.control or not isinstance(self.engine, RemoteEngine)
+    def first(self) -> Engine:
+        """Any of them: it controls the workers of all."""
+        return next(iter(self.engines.values()))
 
     @property
-    def processes(self) -> tuple[EngineProcess, ...]:
-        """The engines, and the router after them."""
-        if isinstance(self.engine, Fleet):
-            return (*self.engine.workers, self.engine.router)
-        return (self.engine,) if isinstance(self.engine, EngineProcess) else ()
+    def flushes(self) -> bool:
+        return self.control or not isinstance(self.first, RemoteEngine)
 
     def sources(self) -> list[Source]:
         """Those given, and of a fleet the counters of each worker."""
-        workers = self.engine.workers if isinstance(self.engine, Fleet) else ()
+        workers = self.first.workers if isinstance(self.first, Fleet) else ()
         return [*self.given, *(metrics_source(worker.url, worker.engine_id) for worker in workers)]
 
     async def measure_all(
-        self,
-        config: BenchConfig,
-        rounds: Sequence[tuple[int, Mode]],
-        tell: Callable[[int, str, Measurement | None], None],
+        self, config: BenchConfig, tell: Callable[[int, str, Measurement | None], None]
     ) -> tuple[list[Measurement], dict[str, Any]]:
-        """Every rollout of this launch, and what the engine says of itself."""
+        """Every rollout that counts, and what the engine says of itself."""
         sources, rows = self.sources(), []
-        pids = [process.pid for process in self.processes if process.pid is not None]
-        async with self.engine.client() as controller:
+        async with self.first.client() as controller:
             if not await controller.health():
-                raise EngineError(f"no engine answers at {self.engine.url}/health")
+                raise EngineError(f"no engine answers at {self.first.url}/health")
             info = await _said(controller)
             vocabulary = self._vocabulary(info)
-            for repeat, mode in rounds:
+            for repeat, policy, mode in _rounds(config):
                 name = f"repeat {repeat + 1} of {config.repeats}" if repeat >= 0 else "warm-up"
-                doing = f"{f'{self.policy}, ' if self.policy else ''}{mode.name}, {name}"
+                doing = f"{f'{policy}, ' if policy else ''}{mode.name}, {name}"
                 if self.flushes:
                     await controller.flush_cache()
-                seed = [config.seed, 1, repeat + config.warm_up, config.modes.index(mode)]
-                groups = requests(config.workload, vocabulary, np.random.default_rng(seed))
+                places = config.modes.index(mode), config.policies.index(policy)
+                groups = requests(
+                    config.workload,
+                    vocabulary,
+                    np.random.default_rng([config.seed, 1, repeat + config.warm_up, *places]),
+                )
                 before = await read_loads(sources)
+                engine = self.engines[policy]
                 # Connections of its own: servers close idle ones, and one that lags may close one just as it is used.
-                async with EngineClient(self.engine.url, self.engine.engine_id) as client:
+                async with EngineClient(engine.url, engine.engine_id) as client:
                     row = await measure(
                         client,
                         mode,
                         groups,
                         config.workload,
                         repeat=repeat,
-                        pids=pids,
+                        pids=_pids(engine),
                         done=lambda count, doing=doing: tell(count, doing, None),  # type: ignore[misc]
                     )
                 if not row.samples:
                     raise EngineError(f"{doing}: nothing came back; {row.failure}")
                 loads = await _settled(sources, before, row)
-                row = replace(row, engines=loads, policy=self.policy)
+                row = replace(row, engines=loads, policy=policy)
                 tell(0, doing, row)
                 if repeat >= 0:
                     rows.append(row)
@@ -231,10 +244,19 @@ class _Target:
             return replace(found or Vocabulary(0), size=self.vocabulary)
         if found is None:
             raise UsageError(
-                f"{self.engine.url} does not say how many tokens its model knows, and {path / 'config.json'} is not "
+                f"{self.first.url} does not say how many tokens its model knows, and {path / 'config.json'} is not "
                 "here to be read: say it with --vocabulary"
             )
         return found
+
+
+def _pids(engine: Engine) -> list[int]:
+    """Of the processes that were started here: the engines, and the router after them."""
+    if isinstance(engine, Fleet):
+        processes: tuple[EngineProcess, ...] = (*engine.workers, engine.router)
+    else:
+        processes = (engine,) if isinstance(engine, EngineProcess) else ()
+    return [process.pid for process in processes if process.pid is not None]
 
 
 async def _said(client: EngineClient) -> dict[str, Any]:

@@ -79,12 +79,12 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """A metric of one mode over that of another.
+    """A metric of one mode over that of another, or over that of the same mode elsewhere.
 
     Attributes:
         policy: The router's policy, if it was started here.
         metric: One of `METRICS`.
-        baseline: The mode divided by.
+        baseline: What is divided by: a mode under the same policy, a policy in the same mode, an earlier benchmark.
         mode: The mode in question.
         ratio: The ratio of geometric means; `None` where it is refused or the metric is not known.
         ci95: Its 95 % interval, or `None` with one rollout a mode.
@@ -157,9 +157,9 @@ def summarise(workload: Workload, rollouts: Sequence[Measurement]) -> Summary:
 
 
 def ratios(workload: Workload, baseline: Sequence[Measurement], rollouts: Sequence[Measurement]) -> list[Ratio]:
-    """Every metric of one mode over that of another under the same policy, rollouts paired by repeat.
+    """Every metric of one mode over that of another, or of the first policy, with rollouts paired by repeat.
 
-    The modes of a repeat take turns in a random order, so that a drift of the machine is shared and the repeats' log
+    What a repeat holds takes turns in a random order, so that a drift of the machine is shared and the repeats' log
     ratios are exchangeable: Student's t is on them.
     """
     refused = _unequal(workload, baseline, rollouts)
@@ -172,7 +172,9 @@ def ratios(workload: Workload, baseline: Sequence[Measurement], rollouts: Sequen
             "paired t on the log ratio of repeats" if result.ci95 else "one repeat: no interval",
         )
 
-    return _ratios(baseline, rollouts, baseline[0].mode, refused, paired)
+    first, second = baseline[0], rollouts[0]
+    called = first.mode if first.policy == second.policy else str(first.policy)
+    return _ratios(baseline, rollouts, called, refused, paired)
 
 
 def compare(workload: Workload, earlier: Sequence[Measurement], rollouts: Sequence[Measurement]) -> list[Ratio]:
@@ -221,14 +223,20 @@ def _ratios(
 
 def _unequal(workload: Workload, baseline: Sequence[Measurement], rollouts: Sequence[Measurement]) -> str | None:
     """Why two modes did not do the same work, in one sentence."""
-    for side in (baseline, rollouts):
+    sides = [(name_of(side[0].policy, side[0].mode), side) for side in (baseline, rollouts)]
+    for name, side in sides:
         if found := defects(workload, side):
-            return f"unequal work: {side[0].mode}, {found[0]}" + (f" (and {len(found) - 1} more)" if found[1:] else "")
-    prompts = [{one.prompt_tokens for one in side} for side in (baseline, rollouts)]
-    if len(prompts[0] | prompts[1]) > 1:  # where no rollout knows them, the report says that they are not compared
-        said = [f"{side[0].mode} {_listed(counts)}" for side, counts in zip((baseline, rollouts), prompts, strict=True)]
+            return f"unequal work: {name}, {found[0]}" + (f" (and {len(found) - 1} more)" if found[1:] else "")
+    prompts = [(name, {one.prompt_tokens for one in side}) for name, side in sides]
+    if len(prompts[0][1] | prompts[1][1]) > 1:  # where nobody knows them, the report says that they are not compared
+        said = [f"{name} {_listed(counts)}" for name, counts in prompts]
         return f"unequal work: prompt tokens a rollout are {' and '.join(said)}"
     return None
+
+
+def name_of(policy: str | None, mode: str) -> str:
+    """What a mode under a policy is called in words."""
+    return f"{policy}, {mode}" if policy else mode
 
 
 def _listed(counts: set[int | None]) -> str:

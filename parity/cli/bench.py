@@ -50,7 +50,7 @@ BENCH_EXIT = (
     help="The checkpoint for engines started here. Default: a tiny one with random weights.",
 )
 @click.option("--workers", type=int, default=1, show_default=True, help="Engines to start.")
-@click.option("--router", "routers", multiple=True, metavar="POLICY", help="Policy of the router; one launch each.")
+@click.option("--router", "routers", multiple=True, metavar="POLICY", help="Policy of a router; several are compared.")
 @click.option(
     "--mode",
     "modes",
@@ -159,7 +159,7 @@ def bench(
 
         sys.stdout.buffer.write(orjson.dumps(document(report, command), option=orjson.OPT_INDENT_2) + b"\n")
     elif quiet:
-        for line in ratio_lines(report.ratios):
+        for line in ratio_lines((*report.ratios, *report.across)):
             console.print(line, markup=False)
     else:
         print_bench(report, console)

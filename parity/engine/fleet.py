@@ -87,6 +87,20 @@ class Fleet:
             self.stop()
             raise
 
+    def beside(self, policy: str, log_dir: Path, progress: Progress | None = None) -> Fleet:
+        """The same workers behind a router more, of another policy, which is started; blocks until it has them all.
+
+        Raises:
+            EngineError: The router did not come up.
+        """
+        other = Fleet(self.workers, policy, log_dir, progress)
+        try:
+            other.router.start()
+        except BaseException:
+            other._reservation.close()
+            raise
+        return other
+
     def alive(self) -> bool:
         """Whether the router's process and every worker's run."""
         return all(part.alive() for part in (*self.workers, self.router))

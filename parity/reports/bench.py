@@ -19,6 +19,7 @@ from rich.text import Text
 
 from parity.bench import BenchResult, Load, Ratio, Summary, compare, ratios, summarise
 from parity.bench.files import to_json
+from parity.bench.summary import name_of
 from parity.metrics import Spread, spread
 from parity.provenance import versions
 from parity.reports.text import NOT_COMPARED, TIMES, number
@@ -43,6 +44,7 @@ class BenchReport:
         result: What was measured.
         summaries: Mode by mode, policy after policy.
         ratios: Of every mode to the first, under the same policy.
+        across: Of every policy to the first, in the same mode.
         compared: Of every mode to itself in an earlier benchmark; empty where there is none.
         not_earlier: The modes that an earlier benchmark does not hold.
     """
@@ -50,14 +52,15 @@ class BenchReport:
     result: BenchResult
     summaries: tuple[Summary, ...]
     ratios: tuple[Ratio, ...]
+    across: tuple[Ratio, ...] = ()
     compared: tuple[Ratio, ...] = ()
     not_earlier: tuple[str, ...] = ()
 
     @property
     def refused(self) -> list[str]:
         """Why ratios of time were refused, each reason once."""
-        times = [one for one in (*self.ratios, *self.compared) if one.metric == "seconds" and one.refused]
-        return list(dict.fromkeys(f"{_name(one.policy, one.mode)} to {one.baseline}: {one.refused}" for one in times))
+        times = [one for one in (*self.ratios, *self.across, *self.compared) if one.metric == "seconds" and one.refused]
+        return list(dict.fromkeys(f"{name_of(one.policy, one.mode)} to {one.baseline}: {one.refused}" for one in times))
 
 
 def assess(result: BenchResult, earlier: BenchResult | None = None) -> BenchReport:
@@ -67,19 +70,21 @@ def assess(result: BenchResult, earlier: BenchResult | None = None) -> BenchRepo
     caller to see to.
     """
     config, workload = result.config, result.config.workload
-    summaries, made, compared, missing = [], [], [], []
-    for policy in config.routers or (None,):
-        baseline = result.of(policy, config.modes[0].name)
+    summaries, made, across, compared, missing = [], [], [], [], []
+    first_policy, first_mode = config.policies[0], config.modes[0]
+    for policy in config.policies:
         for mode in config.modes:
             rows = result.of(policy, mode.name)
             summaries.append(summarise(workload, rows))
-            if mode is not config.modes[0]:
-                made += ratios(workload, baseline, rows)
+            if mode is not first_mode:
+                made += ratios(workload, result.of(policy, first_mode.name), rows)
+            if policy != first_policy:
+                across += ratios(workload, result.of(first_policy, mode.name), rows)
             if earlier and (before := earlier.of(policy, mode.name)):
                 compared += compare(workload, before, rows)
             elif earlier:
-                missing.append(_name(policy, mode.name))
-    return BenchReport(result, tuple(summaries), tuple(made), tuple(compared), tuple(missing))
+                missing.append(name_of(policy, mode.name))
+    return BenchReport(result, tuple(summaries), tuple(made), tuple(across), tuple(compared), tuple(missing))
 
 
 def document(report: BenchReport, command: str) -> dict[str, Any]:
@@ -90,6 +95,7 @@ def document(report: BenchReport, command: str) -> dict[str, Any]:
         "versions": versions(),
         "summaries": [asdict(one) for one in report.summaries],
         "ratios": [asdict(one) for one in report.ratios],
+        "across": [asdict(one) for one in report.across],
         "compared": [asdict(one) for one in report.compared],
         "not_in_earlier": list(report.not_earlier),
     }
@@ -110,10 +116,14 @@ def write_bench(report: BenchReport, directory: Path, command: str) -> list[Path
 def print_bench(report: BenchReport, console: Console) -> None:
     """Prints what was asked, policy by policy the tables, and why any ratio was refused."""
     console.print(Text(work(report.result), style="dim"))
-    for policy in report.result.config.routers or (None,):
+    for policy in report.result.config.policies:
         if policy:
             console.print(Text(f"router policy {policy}", style="bold"))
         _print_policy(report, policy, console)
+    if any(one.ratio is not None for one in report.across):
+        console.print(Text("router policies compared", style="bold"))
+        title = f"ratio to\n{report.across[0].baseline}"
+        console.print(_ratio_table(title, report.across, lambda one: name_of(one.policy, one.mode)))
     if report.not_earlier:
         said = f"{NOT_COMPARED} with the earlier benchmark: {', '.join(report.not_earlier)}, which it does not hold"
         console.print(Text(said, style="yellow"))
@@ -160,11 +170,12 @@ def work(result: BenchResult) -> str:
     shared = f", {asked.shared_prefix:.0%} of them the same in all groups" if asked.shared_prefix else ""
     plural = "s" if asked.images > 1 else ""
     images = f" and {asked.images} image{plural} of {asked.image_side} x {asked.image_side}" if asked.images else ""
+    taking_turns = "the policies and modes" if config.routers[1:] else "the modes"
     cache = "emptied before each rollout" if result.cache_emptied else "not emptied, as the engine is not under control"
     return (
         f"{asked.groups} groups x {asked.group_size} samples x {asked.new_tokens} tokens, prompts of "
         f"{asked.prompt_tokens} random ids{shared}{images}, at most {asked.concurrency} samples in flight. "
-        f"{config.repeats} repeats after {config.warm_up} of warm-up, the modes of a repeat in random order. "
+        f"{config.repeats} repeats after {config.warm_up} of warm-up, {taking_turns} of a repeat in random order. "
         f"Prompts are new in every rollout; the prefix cache was {cache}."
     )
 
@@ -217,12 +228,12 @@ def load_table(rows: Sequence[tuple[str, Mapping[str, Load]]]) -> Table:
     return table
 
 
-def _ratio_table(title: str, found: Sequence[Ratio]) -> Table:
-    """A row a mode; the 95 % interval stands below each ratio."""
+def _ratio_table(title: str, found: Sequence[Ratio], called: Callable[[Ratio], str] = lambda one: one.mode) -> Table:
+    """A row a mode and policy; the 95 % interval stands below each ratio."""
     table = _table(title, *SAID_OF_RATIOS.values())
     for row in _by_mode(found).values():
         cells = [_ratio_cell(row[metric]) if metric in row else "" for metric in SAID_OF_RATIOS]
-        table.add_row(next(iter(row.values())).mode, *cells)
+        table.add_row(called(next(iter(row.values()))), *cells)
     return table
 
 
@@ -250,12 +261,8 @@ def ratio_lines(found: Sequence[Ratio]) -> list[str]:
 def _by_mode(found: Sequence[Ratio]) -> dict[str, dict[str, Ratio]]:
     rows: dict[str, dict[str, Ratio]] = {}
     for one in found:
-        rows.setdefault(f"{_name(one.policy, one.mode)} to {one.baseline}", {})[one.metric] = one
+        rows.setdefault(f"{name_of(one.policy, one.mode)} to {one.baseline}", {})[one.metric] = one
     return rows
-
-
-def _name(policy: str | None, mode: str) -> str:
-    return f"{policy}, {mode}" if policy else mode
 
 
 def _spread_cells(found: Spread | None) -> tuple[str, str]:
@@ -308,7 +315,7 @@ def _draw_times(axis: Axes, summaries: Sequence[Summary]) -> None:
 
 
 def _name_rows(axis: Axes, summaries: Sequence[Summary]) -> None:
-    axis.set_yticks(range(len(summaries)), [_name(one.policy, one.mode) for one in summaries], fontsize=8)
+    axis.set_yticks(range(len(summaries)), [name_of(one.policy, one.mode) for one in summaries], fontsize=8)
     axis.set_ylim(len(summaries) - 0.5, -0.5)
 
 
@@ -322,7 +329,9 @@ def _draw_loads(axis: Axes, summaries: Sequence[Summary], what: str) -> None:
         found = spread(values)
         said = f": CV {found.cv:.1%}, max/mean {found.max_over_mean:.2f}" if found else ""
         places = np.arange(len(values)) + (at - (len(summaries) - 1) / 2) * width
-        axis.bar(places, values, width, color=COLOURS[at % len(COLOURS)], label=f"{_name(one.policy, one.mode)}{said}")
+        axis.bar(
+            places, values, width, color=COLOURS[at % len(COLOURS)], label=f"{name_of(one.policy, one.mode)}{said}"
+        )
     if not axis.patches:
         axis.text(0.5, 0.5, NOT_COMPARED, ha="center", va="center", transform=axis.transAxes)
     else:

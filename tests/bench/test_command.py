@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import orjson
+import psutil
 import pytest
 from click.testing import CliRunner, Result
 from paced_worker import paced_workers
@@ -13,7 +15,8 @@ from toy_engine import toy_engine
 
 from parity.bench.files import read_bench
 from parity.cli import cli
-from parity.errors import InputError, ParityError, UsageError
+from parity.engine import router
+from parity.errors import EngineError, InputError, ParityError, UsageError
 
 DATA = Path(__file__).parents[1] / "data"
 SMALL = ["--groups", "4", "--group-size", "2", "--prompt-tokens", "6", "--new-tokens", "3", "--repeats", "2"]
@@ -209,18 +212,41 @@ def test_an_engine_that_does_not_say_its_vocabulary_needs_it_said():
 
 
 @pytest.mark.slow
-def test_engines_behind_the_real_router_are_started_measured_and_counted(tmp_path):
+def test_engines_behind_real_routers_are_started_once_measured_and_counted(tmp_path):
     result = run(
-        *("--engine", "embedded", "--workers", "2", "--router", "round_robin", *SMALL, "--warm-up", "0"),
+        *("--engine", "embedded", "--workers", "2", "--router", "round_robin", "cache_aware"),
+        *(*SMALL, "--warm-up", "0", "--shared-prefix", "all"),
         *("--mode", "per-sample", "native", "--images", "1", "--out", str(tmp_path), "--json"),
     )
     assert result.exit_code == 0, result.output
     image_tokens = (56 // 28) ** 2
-    for one in orjson.loads(result.stdout)["rollouts"]:
+    document = orjson.loads(result.stdout)
+    for one in document["rollouts"]:
         assert one["prompt_tokens"] == 4 * 2 * (6 - 1 + image_tokens)  # one placeholder became the image's tokens
-    for one in orjson.loads(result.stdout)["summaries"]:
-        assert one["policy"] == "round_robin"
+    for one in document["summaries"]:
         assert one["engine_cpu"] > 0
         assert one["uncounted_requests"] == 0
         assert sum(load["decode_tokens"] for load in one["engines"].values()) == 2 * 4 * 2 * 3
-        assert one["request_spread"]["cv"] == 0
+        # two engines, of which one holds the prefix: it has all of the requests or half of them
+        assert one["request_spread"]["cv"] == (1 if one["policy"] == "cache_aware" else 0)
+    assert len(list((tmp_path / "logs").glob("embedded-*.log"))) == 2
+    walls = {(one["policy"], one["mode"]): one for one in document["across"] if one["metric"] == "seconds"}
+    assert walls.keys() == {("cache_aware", "per-sample"), ("cache_aware", "native")}
+    assert all(one["baseline"] == "round_robin" and one["ratio"] > 0 for one in walls.values())
+    assert not any("parity.engine.embedded" in " ".join(one.cmdline()) for one in psutil.Process().children(True))
+
+
+@pytest.mark.slow
+def test_a_router_that_does_not_come_up_beside_another_leaves_nothing_running(tmp_path, monkeypatch):
+    commands = router.command
+
+    def command(policy, *rest):
+        return commands(policy, *rest) if policy == "round_robin" else [sys.executable, "-c", "raise SystemExit(7)"]
+
+    monkeypatch.setattr(router, "command", command)
+    result = run(
+        *("--engine", "embedded", "--workers", "2", "--router", "round_robin", "random", *SMALL),
+        *("--out", str(tmp_path)),
+    )
+    assert isinstance(result.exception, EngineError) and "7" in str(result.exception)
+    assert not psutil.Process().children(recursive=True)

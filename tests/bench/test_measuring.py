@@ -217,14 +217,17 @@ def test_special_ids_that_are_none_of_the_vocabulary_are_left_out():
     assert not any(2 in one.input_ids for one in asked)
 
 
-def test_modes_take_turns_in_an_order_that_varies():
-    config = BenchConfig(repeats=20, warm_up=2)
+@pytest.mark.parametrize("routers", [(), ("cache_aware", "round_robin")])
+def test_modes_and_policies_take_turns_in_an_order_that_varies(routers):
+    config = BenchConfig(repeats=40, warm_up=2, routers=routers, workers=2)
     rounds = _rounds(config)
-    for repeat in range(-2, 20):
-        assert {mode.name for at, mode in rounds if at == repeat} == {"per-sample", "batched", "native"}
-    assert [at for at, _ in rounds] == sorted(at for at, _ in rounds)
-    first = [next(mode.name for at, mode in rounds if at == repeat) for repeat in range(20)]
-    assert len(set(first)) == 3
+    assert len(rounds) == config.rollouts
+    each = {(policy, mode) for policy in routers or (None,) for mode in ("per-sample", "batched", "native")}
+    for repeat in range(-2, 40):
+        assert {(policy, mode.name) for at, policy, mode in rounds if at == repeat} == each
+    assert [at for at, *_ in rounds] == sorted(at for at, *_ in rounds)
+    first = [next((policy, mode.name) for at, policy, mode in rounds if at == repeat) for repeat in range(40)]
+    assert set(first) == each
 
 
 def test_nothing_that_changes_an_engine_is_asked_without_leave(tmp_path):

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from parity.bench import Load, Measurement, Workload, compare, ratios, summarise
+from parity.bench import BenchConfig, BenchResult, Load, Measurement, Workload, compare, parse_mode, ratios, summarise
+from parity.reports.bench import assess
 
 WORK = Workload(groups=4, group_size=2, new_tokens=10)
 
@@ -68,6 +69,34 @@ def test_the_interval_to_an_earlier_benchmark_is_that_of_scipy():
     found = wall(compare(WORK, rollouts("native", before), rollouts("native", now)))
     expected = stats.ttest_ind(np.log(now), np.log(before), equal_var=False).confidence_interval()
     assert np.log(found.ci95) == pytest.approx((expected.low, expected.high))
+
+
+def test_policies_are_compared_mode_by_mode_with_the_first_as_modes_are_under_each():
+    modes = tuple(map(parse_mode, ("per-sample", "native")))
+    asked = BenchConfig(WORK, modes, repeats=2, workers=2, routers=("cache_aware", "round_robin"))
+    seconds = {
+        ("cache_aware", "per-sample"): [8.0, 16.0],
+        ("cache_aware", "native"): [20.0, 40.0],
+        ("round_robin", "per-sample"): [4.0, 8.0],
+        ("round_robin", "native"): [2.0, 4.0],
+    }
+    rows = [replace(one, policy=policy) for (policy, mode), values in seconds.items() for one in rollouts(mode, values)]
+    report = assess(BenchResult(asked, {}, True, tuple(rows)))
+    walls = {(one.policy, one.mode, one.baseline): one.ratio for one in report.ratios if one.metric == "seconds"}
+    assert walls == pytest.approx(
+        {("cache_aware", "native", "per-sample"): 2.5, ("round_robin", "native", "per-sample"): 0.5}
+    )
+    across = {(one.policy, one.mode, one.baseline): one.ratio for one in report.across if one.metric == "seconds"}
+    assert across == pytest.approx(
+        {("round_robin", "per-sample", "cache_aware"): 0.5, ("round_robin", "native", "cache_aware"): 0.1}
+    )
+    rows[-1] = replace(rows[-1], samples=7)
+    broken = assess(BenchResult(asked, {}, True, tuple(rows)))
+    assert [reason.partition(":")[0] for reason in broken.refused] == [
+        "round_robin, native to per-sample",
+        "round_robin, native to cache_aware",
+    ]
+    assert "round_robin, native, repeat 1: 7 samples came back, 8 were asked for" in broken.refused[1]
 
 
 def test_one_repeat_has_a_ratio_and_no_interval():
