@@ -19,7 +19,8 @@ import numpy as np
 import pyarrow as pa
 
 from parity.reports import html
-from parity.reports.document import Report, RunRecord, build_report
+from parity.reports.document import Report, build_report
+from parity.reports.runs import RunRecord
 from parity.samples import SCHEMA, Rollout
 from parity.store import RunStore, run_store
 

@@ -23,7 +23,8 @@ from parity.experiment import DESIGNS, LIST_TWIN, MIXED_DESIGNS, ExperimentConfi
 from parity.findings import Finding, Level, Severity, Status, Where
 from parity.metrics import RunCurves, curves_of_run, rollout_metrics
 from parity.replay import compare_twins
-from parity.reports.document import Report, RunRecord, build_report
+from parity.reports.document import Report, build_report
+from parity.reports.runs import RunRecord
 from parity.samples import Rollout, Sample
 from parity.stats import collapse_finding, cost_findings, training_findings
 from parity.store import RunStore, read_experiment, run_store

@@ -14,7 +14,8 @@ from parity.errors import UsageError
 from parity.experiment import DEFAULT_MARGINS
 from parity.findings import Finding, Judgement, Level, Severity, Status, Verdict, Where, status_of_level
 from parity.metrics import RunCurves
-from parity.reports.document import Report, RunRecord, build_report
+from parity.reports.document import Report, build_report
+from parity.reports.runs import RunRecord
 from parity.statistics.censoring import COMPLETE, EARLY, Ending, censoring_finding, worst_case_finding
 from parity.statistics.collapse import detect_collapse
 from parity.statistics.findings import REWARD, collapse_finding

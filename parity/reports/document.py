@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,60 +14,29 @@ from parity.errors import InputError
 from parity.experiment import LIST_TWIN, twin_by_lists
 from parity.findings import Finding, Judgement, Level, Status, judge, status_of_level
 from parity.metrics import AlignedRuns, RunCurves, align, curves_of_run, late_mean
-from parity.provenance import config_hash
-from parity.statistics.collapse import detect_collapse
+from parity.reports.runs import (
+    Mark,
+    Provenance,
+    RunOutcome,
+    RunRecord,
+    counts_of,
+    marks_of,
+    outcome_of,
+    provenance_of,
+)
+from parity.statistics.findings import REWARD
 
-STEP_TIME = "perf/step_time"
-REWARD = "rollout/raw_reward"
 ADVANTAGE = "rollout/advantages"
 ROUNDING = 1e-12
 """A mean advantage below this is rounding: it is 0 by construction within a group."""
-NOT_RECORDED = "not recorded"
 FINISH_REASON_METRIC = "rollout/finish_reason/"
-MARKED_EVENTS = ("engine_restart", "resume", "abort")
 COST_METRICS = (
     ("requests a step", "perf/requests"),
     ("rollout time a step, s", "perf/rollout_time"),
     ("response tokens/s", "perf/tokens_per_gpu_per_sec"),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class RunRecord:
-    """One training run as it lies on disk.
-
-    Attributes:
-        name: The run's directory name, unique in the experiment (``native-seed0``).
-        arm: How it asked for its groups; the design, where it has groups of both arms.
-        seed: The seed of its pair.
-        design: One of `parity.experiment.DESIGNS`.
-        metrics: Lines of ``metrics.jsonl``: one mapping a step under slime's names, with its ``step``.
-        outcome: Content of ``run.json``; read here: ``status``, ``message``, ``peak_memory_bytes`` and ``counts``
-            (``samples``, ``groups``, ``exchanges``, …).
-        events: Lines of ``events.jsonl``: ``event`` (``start``, ``step``, ``retry``, ``engine_restart``, ``resume``,
-            ``abort``, ``end``), and where known ``time`` (seconds since the epoch), ``step``, ``message`` and
-            ``count``.
-        by_arm: Where it has groups of both arms: what the samples of each arm measure, as in `metrics`.
-    """
-
-    name: str
-    arm: str
-    seed: int
-    design: str
-    metrics: Sequence[Mapping[str, Any]]
-    outcome: Mapping[str, Any]
-    events: Sequence[Mapping[str, Any]]
-    by_arm: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """Something that happened to a run at a step and belongs on its curves: one of `MARKED_EVENTS`, or ``collapse``."""
-
-    run: str
-    step: int
-    kind: str
-    message: str
+BALANCE_METRIC = ("busiest engine's tokens / mean", "perf/engine_tokens/max_over_mean")
+"""Of a run with several engines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,45 +87,6 @@ class CostRow:
     experiment: float | None
     ratio: float | None
     interval: tuple[float, float] | None
-
-
-@dataclass(frozen=True, slots=True)
-class RunOutcome:
-    """How one run ended; `seconds` is the time in finished steps; it and the memory are `None` if not recorded."""
-
-    run: str
-    arm: str
-    seed: int
-    design: str
-    steps: int
-    status: str
-    message: str
-    retries: int
-    restarts: int
-    resumes: int
-    seconds: float | None
-    peak_memory_bytes: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Provenance:
-    """What it takes to make the experiment again.
-
-    `determinism` is what the engine was seen to promise, in a line; `seconds` is from the first event to the last.
-    """
-
-    commands: tuple[str, ...]
-    commit: str
-    versions: Mapping[str, str]
-    task: str
-    engine: str
-    determinism: str
-    seeds: tuple[int, ...]
-    steps: int | None
-    margins: Mapping[str, float]
-    config: Mapping[str, Any]
-    config_hash: str
-    seconds: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,12 +250,12 @@ def build_report(experiment: Mapping[str, Any], runs: Sequence[RunRecord], findi
         compared_design=design,
         arms_of_design=arms_of_design,
         curves=curves,
-        marks=tuple(mark for run in ordered for mark in _marks(run, curves[run.name])),
-        cost=tuple(_cost(name, metric, findings) for name, metric in COST_METRICS),
+        marks=tuple(mark for run in ordered for mark in marks_of(run, curves[run.name])),
+        cost=_costs(findings),
         plants=tuple((experiment.get("config") or {}).get("plants") or ()),
-        outcomes=tuple(_outcome(run, curves[run.name]) for run in ordered),
-        counts=_counts(ordered),
-        provenance=_provenance(experiment, ordered),
+        outcomes=tuple(outcome_of(run, curves[run.name]) for run in ordered),
+        counts=counts_of(ordered),
+        provenance=provenance_of(experiment, ordered),
     )
 
 
@@ -425,6 +355,11 @@ def _rung(level: Level, findings: Sequence[Finding]) -> Rung:
     return Rung(level, status_of_level(findings, level), deciding(of_level), compared, len(of_level))
 
 
+def _costs(findings: Sequence[Finding]) -> tuple[CostRow, ...]:
+    rows = [_cost(name, metric, findings) for name, metric in (*COST_METRICS, BALANCE_METRIC)]
+    return tuple(row for row in rows if row.metric != BALANCE_METRIC[1] or row.status is not Status.NOT_COMPARED)
+
+
 def _cost(name: str, metric: str, findings: Sequence[Finding]) -> CostRow:
     measured = [finding for finding in findings if finding.level is Level.COST and finding.where.field == metric]
     if not measured:
@@ -436,69 +371,3 @@ def _cost(name: str, metric: str, findings: Sequence[Finding]) -> CostRow:
         float(evidence[arm]) / steps if arm in evidence else None for arm in ("baseline", "experiment")
     )
     return CostRow(name, metric, measured[0].status, baseline, experiment, evidence.get("ratio"), evidence.get("ci95"))
-
-
-def _marks(run: RunRecord, curves: RunCurves) -> list[Mark]:
-    """What its events say of a run, and where its reward collapsed, in order of steps."""
-    marks = [
-        Mark(run.name, event["step"], str(event["event"]), str(event.get("message") or ""))
-        for event in run.events
-        if event.get("event") in MARKED_EVENTS and isinstance(event.get("step"), int)
-    ]
-    onset = detect_collapse(curves[REWARD]).onset if REWARD in curves else None
-    if onset is not None:
-        marks.append(Mark(run.name, onset, "collapse", "the reward's running median stays below half of its peak"))
-    return sorted(marks, key=lambda mark: mark.step)
-
-
-def _outcome(run: RunRecord, curves: RunCurves) -> RunOutcome:
-    def happened(kind: str) -> int:
-        return sum(int(event.get("count", 1)) for event in run.events if event.get("event") == kind)
-
-    return RunOutcome(
-        run=run.name,
-        arm=run.arm,
-        seed=run.seed,
-        design=run.design,
-        steps=len(run.metrics),
-        status=str(run.outcome.get("status", NOT_RECORDED)),
-        message=str(run.outcome.get("message") or ""),
-        retries=happened("retry"),
-        restarts=happened("engine_restart"),
-        resumes=happened("resume"),
-        seconds=float(curves[STEP_TIME].values.sum()) if STEP_TIME in curves else None,
-        peak_memory_bytes=run.outcome.get("peak_memory_bytes"),
-    )
-
-
-def _counts(runs: Sequence[RunRecord]) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for run in runs:
-        for name, count in (run.outcome.get("counts") or {}).items():
-            counts[name] = counts.get(name, 0) + int(count)
-    return counts
-
-
-def _provenance(experiment: Mapping[str, Any], runs: Sequence[RunRecord]) -> Provenance:
-    times = [float(event["time"]) for run in runs for event in run.events if "time" in event]
-    config = experiment.get("config") or {}
-    return Provenance(
-        commands=tuple(experiment.get("commands") or ()),
-        commit=str(experiment.get("commit") or NOT_RECORDED),
-        versions={str(name): str(version) for name, version in (experiment.get("versions") or {}).items()},
-        task=str(experiment.get("task") or NOT_RECORDED),
-        engine=_engine(experiment),
-        determinism=str((experiment.get("engine_determinism") or {}).get("summary") or NOT_RECORDED),
-        seeds=tuple(experiment.get("seeds") or ()),
-        steps=experiment.get("steps"),
-        margins=dict(experiment.get("margins") or {}),
-        config=config,
-        config_hash=config_hash(config),
-        seconds=max(times) - min(times) if times else None,
-    )
-
-
-def _engine(experiment: Mapping[str, Any]) -> str:
-    """The engine asked for, and the version that it stated."""
-    engine, version = experiment.get("engine"), experiment.get("engine_version")
-    return f"{engine or NOT_RECORDED}{f', version {version}' if version else ''}"

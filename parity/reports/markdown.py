@@ -10,8 +10,9 @@ import orjson
 from parity.findings import Finding, Level, Status
 from parity.reports import text
 from parity.reports.data import plain
-from parity.reports.document import Mark, Report
+from parity.reports.document import Report
 from parity.reports.plots import Picture
+from parity.reports.runs import Mark
 from parity.reports.sentences import in_language
 from parity.reports.words import Language, Say, one_line, speaker
 

@@ -16,7 +16,8 @@ from functools import cache, lru_cache
 from importlib import resources
 
 from parity.findings import Finding
-from parity.reports.document import NOT_RECORDED, Provenance, Report
+from parity.reports.document import Report
+from parity.reports.runs import NOT_RECORDED, Provenance
 from parity.reports.words import Language, speaker
 
 _PLACES = {

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from parity.experiment import LIST_TWIN
 from parity.findings import Finding, Level, Status, Verdict
-from parity.reports.document import ADVANTAGE, ROUNDING, CostRow, Report, Row, Rung, RunOutcome
+from parity.reports.document import ADVANTAGE, ROUNDING, CostRow, Report, Row, Rung
+from parity.reports.runs import RunOutcome
 from parity.reports.words import Say, english
 
 NOT_COMPARED = "not compared"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -18,6 +19,7 @@ REWARD = "rollout/raw_reward"
 REQUESTS = "perf/requests"
 ROLLOUT_TIME = "perf/rollout_time"
 TOKENS_PER_SECOND = "perf/tokens_per_gpu_per_sec"
+ENGINE_BALANCE = "perf/engine_tokens/max_over_mean"
 RESPONSE_LENGTH = "rollout/response_len/mean"
 LARGEST_TOKEN_DIFFERENCE = 0.01
 STATUS_OF_VERDICT = {
@@ -101,8 +103,28 @@ def collapse_finding(baseline: Sequence[RunCurves], experiment: Sequence[RunCurv
     return _collapse(REWARD, status, message, evidence)
 
 
+@dataclass(frozen=True, slots=True)
+class CostMetric:
+    """A metric whose ratio between arms is a cost, and the check that says so."""
+
+    check: str
+    name: str
+    smaller_is_better: bool
+
+
+def cost_metrics(runs: Iterable[RunCurves]) -> list[CostMetric]:
+    """Rollout time, response tokens a second, and where a run has several engines the tokens of the busiest one."""
+    metrics = [
+        CostMetric("rollout_time", ROLLOUT_TIME, True),
+        CostMetric("tokens_per_second", TOKENS_PER_SECOND, False),
+    ]
+    if any(ENGINE_BALANCE in run for run in runs):
+        metrics.append(CostMetric("engine_balance", ENGINE_BALANCE, True))
+    return metrics
+
+
 def cost_findings(pairs: Sequence[tuple[RunCurves, RunCurves]], warm_up: int = 2) -> list[Finding]:
-    """Three findings on what the change costs: requests, wall time of the rollout, response tokens a second.
+    """Findings on what the change costs: requests, and a ratio of each of `cost_metrics`.
 
     PASS says that the experiment is cheaper by the 95 % interval (for requests: no more of them), FAIL that it costs
     more, and INCONCLUSIVE that the interval includes 1. Time and speed are void, and inconclusive, when mean response
@@ -111,14 +133,11 @@ def cost_findings(pairs: Sequence[tuple[RunCurves, RunCurves]], warm_up: int = 2
 
     Args:
         pairs: Runs that took turns step by step, (baseline, experiment), each with its curves by metric:
-            `perf/requests`, `perf/rollout_time`, `perf/tokens_per_gpu_per_sec` and `rollout/response_len/mean`.
+            `perf/requests`, `rollout/response_len/mean` and those of `cost_metrics`.
         warm_up: Steps dropped at the start of each run.
     """
-    return [
-        _requests_finding(pairs),
-        _speed_finding("rollout_time", ROLLOUT_TIME, pairs, warm_up, smaller_is_better=True),
-        _speed_finding("tokens_per_second", TOKENS_PER_SECOND, pairs, warm_up, smaller_is_better=False),
-    ]
+    metrics = cost_metrics(run for pair in pairs for run in pair)
+    return [_requests_finding(pairs), *(_ratio_finding(metric, pairs, warm_up) for metric in metrics)]
 
 
 def _requests_finding(pairs: Sequence[tuple[RunCurves, RunCurves]]) -> Finding:
@@ -139,9 +158,8 @@ def _requests_finding(pairs: Sequence[tuple[RunCurves, RunCurves]]) -> Finding:
     return _cost("requests", REQUESTS, status, message, evidence)
 
 
-def _speed_finding(
-    check: str, metric: str, pairs: Sequence[tuple[RunCurves, RunCurves]], warm_up: int, smaller_is_better: bool
-) -> Finding:
+def _ratio_finding(cost: CostMetric, pairs: Sequence[tuple[RunCurves, RunCurves]], warm_up: int) -> Finding:
+    check, metric = cost.check, cost.name
     aligned, lengths = _aligned_pairs(metric, pairs, warm_up), _aligned_pairs(RESPONSE_LENGTH, pairs, warm_up)
     if isinstance(aligned, str) or isinstance(lengths, str):
         lacking = next(outcome for outcome in (aligned, lengths) if isinstance(outcome, str))
@@ -172,7 +190,7 @@ def _speed_finding(
     if abs(tokens[1] / tokens[0] - 1) > LARGEST_TOKEN_DIFFERENCE:
         void = f"; void, because mean response tokens differ by {tokens[1] / tokens[0] - 1:+.1%} (limit 1 %)"
         return _cost(check, metric, Status.INCONCLUSIVE, message + void, evidence)
-    return _cost(check, metric, status_of_ratio(result.ci95, smaller_is_better), message, evidence)
+    return _cost(check, metric, status_of_ratio(result.ci95, cost.smaller_is_better), message, evidence)
 
 
 def _aligned_pairs(

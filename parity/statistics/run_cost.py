@@ -13,8 +13,8 @@ from parity.metrics import AlignedRuns, RunCurves, align
 from parity.statistics.findings import (
     LARGEST_TOKEN_DIFFERENCE,
     RESPONSE_LENGTH,
-    ROLLOUT_TIME,
-    TOKENS_PER_SECOND,
+    CostMetric,
+    cost_metrics,
     metric_finding,
     status_of_ratio,
 )
@@ -69,7 +69,7 @@ def run_ratio(baseline: Floats, experiment: Floats) -> RunRatio:
 
 
 def run_cost_findings(baseline: Sequence[RunCurves], experiment: Sequence[RunCurves]) -> list[Finding]:
-    """Two findings on what the change costs between runs made apart: rollout time, response tokens a second.
+    """Findings on what the change costs between runs made apart, one for each of `cost_metrics`.
 
     One number a run: the geometric mean over the steps that all runs have, without the first two. PASS says that the
     experiment is cheaper by the 95 % interval over runs, FAIL that it costs more, INCONCLUSIVE that the interval
@@ -80,15 +80,11 @@ def run_cost_findings(baseline: Sequence[RunCurves], experiment: Sequence[RunCur
         baseline: Curves by metric of each run of the baseline.
         experiment: The same of the experiment, in the same order where runs belong together.
     """
-    return [
-        _speed("rollout_time", ROLLOUT_TIME, baseline, experiment, smaller_is_better=True),
-        _speed("tokens_per_second", TOKENS_PER_SECOND, baseline, experiment, smaller_is_better=False),
-    ]
+    return [_ratio_finding(metric, baseline, experiment) for metric in cost_metrics([*baseline, *experiment])]
 
 
-def _speed(
-    check: str, metric: str, baseline: Sequence[RunCurves], experiment: Sequence[RunCurves], smaller_is_better: bool
-) -> Finding:
+def _ratio_finding(cost: CostMetric, baseline: Sequence[RunCurves], experiment: Sequence[RunCurves]) -> Finding:
+    check, metric = cost.check, cost.name
     steady = [_steady(name, [*baseline, *experiment]) for name in (metric, RESPONSE_LENGTH)]
     lacking = next((outcome for outcome in steady if isinstance(outcome, str)), None)
     if lacking is not None:
@@ -122,7 +118,8 @@ def _speed(
     if abs(excess) > LARGEST_TOKEN_DIFFERENCE:
         message += f"; void, because mean response tokens differ by {excess:+.1%} (limit 1 %)"
         return metric_finding(Level.COST, check, metric, Status.INCONCLUSIVE, message, evidence)
-    return metric_finding(Level.COST, check, metric, status_of_ratio(result.ci95, smaller_is_better), message, evidence)
+    status = status_of_ratio(result.ci95, cost.smaller_is_better)
+    return metric_finding(Level.COST, check, metric, status, message, evidence)
 
 
 def _steady(metric: str, runs: Sequence[RunCurves]) -> AlignedRuns | str:

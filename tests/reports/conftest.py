@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from parity.findings import Finding, Level, Severity, Status, Where
-from parity.reports.document import Report, RunRecord, build_report
+from parity.reports.document import Report, build_report
+from parity.reports.runs import RunRecord
 
 ARMS = ("per-sample", "native")
 

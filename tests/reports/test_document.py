@@ -10,7 +10,8 @@ import pytest
 from parity.contract_checks import CHECKS
 from parity.errors import InputError
 from parity.findings import Finding, Level, Status, Verdict, Where
-from parity.reports.document import ROW_RULES, Report, Row, RunRecord, build_report
+from parity.reports.document import ROW_RULES, Report, Row, build_report
+from parity.reports.runs import RunRecord
 
 EIGHT = (
     "output count",

@@ -16,9 +16,10 @@ import pytest
 
 from parity.errors import InputError
 from parity.findings import Finding, Level, Status, Where
-from parity.reports.document import Report, RunRecord, build_report
+from parity.reports.document import Report, build_report
 from parity.reports.html import Evidence, evidence, gather
 from parity.reports.html.tokens import token_texts
+from parity.reports.runs import RunRecord
 from parity.samples import Rollout, Sample
 from parity.store import run_store
 

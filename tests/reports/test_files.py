@@ -14,7 +14,7 @@ import pytest
 
 from parity.findings import Finding, Level, Severity, Status, Where
 from parity.reports import data, junit, plots, text
-from parity.reports.document import RunRecord
+from parity.reports.runs import RunRecord
 from parity.reports.write import write_report
 
 

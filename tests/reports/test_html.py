@@ -18,7 +18,8 @@ from scipy import stats
 
 from parity.findings import Finding, Level, Status, Where
 from parity.reports import html
-from parity.reports.document import Report, RunRecord, build_report
+from parity.reports.document import Report, build_report
+from parity.reports.runs import RunRecord
 from parity.samples import Rollout, Sample
 from parity.store import run_store
 

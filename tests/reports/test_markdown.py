@@ -12,8 +12,9 @@ from markdown_it import MarkdownIt
 
 from parity.findings import Finding, Level, Status, Where
 from parity.reports import markdown
-from parity.reports.document import Report, RunRecord
+from parity.reports.document import Report
 from parity.reports.plots import Picture
+from parity.reports.runs import RunRecord
 from parity.reports.words import CONTROL
 
 PARSER = MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"])

@@ -219,6 +219,30 @@ def test_a_slower_experiment_fails_and_an_equal_one_is_open() -> None:
     assert equal["tokens_per_second"].status is Status.INCONCLUSIVE
 
 
+def test_how_evenly_engines_were_loaded_is_a_cost_where_there_are_several() -> None:
+    def with_engines(run: str, busiest: float) -> RunCurves:
+        rng = np.random.default_rng(7)
+        lines = [
+            {
+                "step": step,
+                "perf/engine_tokens/max_over_mean": busiest * float(noise),
+                "rollout/response_len/mean": 50.0,
+            }
+            for step, noise in enumerate(1 + (busiest > 1) * rng.uniform(0, 0.1, 20))
+        ]
+        return curves_of_run(run, lines)
+
+    def found(busiest: float) -> Finding:
+        pair = with_engines("base-seed0", 1.0), with_engines("native-seed0", busiest)
+        (balance,) = (finding for finding in cost_findings([pair]) if finding.check == "engine_balance")
+        return balance
+
+    piled, even = found(4.0), found(1.0)
+    assert piled.status is Status.FAIL and 4 < piled.evidence["ratio"] < 4.4
+    assert even.status is Status.INCONCLUSIVE and even.evidence["ratio"] == 1
+    assert "engine_balance" not in cost_of(0.8), "one engine has nothing to be balanced"
+
+
 def test_a_speed_up_with_shorter_responses_is_void() -> None:
     found = cost_of(0.8, tokens=49.0)
     assert found["rollout_time"].status is Status.INCONCLUSIVE
