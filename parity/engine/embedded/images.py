@@ -9,6 +9,7 @@ import hashlib
 import io
 from base64 import b64decode
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +18,30 @@ from PIL import Image
 
 from parity.engine.embedded.media import ReadImages, SeenImage, Vision
 from parity.engine.embedded.recently_used import RecentlyUsed
-from parity.engine.embedded.refusals import RequestRefused, refused, unexpected
-from parity.vision import load_image_processor, read_pixels, read_prompt
+from parity.engine.embedded.refusals import RequestRefused, check_length, refused, unexpected
+from parity.vision import load_image_processor, merge_size, read_pixels, read_prompt
 
 MAX_PIXELS = 1 << 24
 """Pixels of one image; its header says how many, before anything is decoded."""
 MAX_REQUEST_PIXELS = 1 << 25
-"""Pixels of all images of one request."""
+"""Pixels of all images of one request, each counted as it is or as the model takes it, whichever are more."""
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 PIXELS_BYTES = 64 << 20
 """Patches of images seen before, which are not decoded again."""
 
 _SHOWN = 100
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Opened:
+    """An image of which only the header was read: its tokens, and its pixels as it is or as the model takes it."""
+
+    picture: Image.Image
+    tokens: int
+    pixels: int
+    key: bytes
+    item: str
+    place: int
 
 
 class ImageReader:
@@ -40,34 +53,42 @@ class ImageReader:
 
     def __init__(self, path: Path, config: Any) -> None:
         self._config = config
+        self._patches_a_token = merge_size(config) ** 2
         self._processor = load_image_processor(path)
         self._seen: RecentlyUsed[SeenImage] = RecentlyUsed(PIXELS_BYTES, lambda one: one.patches.nbytes)
 
     def of_request(self) -> ReadImages:
-        """What `parse_generate` reads the images of one request with: each is decoded once, and all are bounded."""
-        left = MAX_REQUEST_PIXELS
-        own: dict[bytes, SeenImage] = {}
+        """What `parse_generate` reads the images of one request with: each is decoded once, and all are bounded.
 
-        def image(item: Any, place: int) -> SeenImage:
+        A prompt's images are decoded when the headers of all have said that they fit into the context.
+        """
+        left = MAX_REQUEST_PIXELS
+        found: dict[str, SeenImage | _Opened] = {}
+
+        def look(item: Any, place: int) -> SeenImage | _Opened:
             nonlocal left
             if not isinstance(item, str):
                 raise _broken(str(item), place, f"Invalid image: a {unexpected(item)}")
-            key = hashlib.sha256(item.encode("utf-8", "surrogatepass")).digest()
-            if (known := own.get(key) or self._seen.get(key)) is not None:
-                return known
-            picture = _open(item, place)
-            left -= picture.width * picture.height
-            if left < 0:
+            if item in found:
+                return found[item]
+            image = self._look(item, place)
+            if isinstance(image, _Opened) and (left := left - image.pixels) < 0:
                 raise refused(f"The images of one request may hold {MAX_REQUEST_PIXELS} pixels together, not more.")
-            own[key] = self._cut(picture, item, place)
-            self._seen.put(key, own[key])
-            return own[key]
+            found[item] = image
+            return image
+
+        def decoded(item: str) -> SeenImage:
+            image = found[item]
+            if isinstance(image, _Opened):
+                found[item] = image = self._cut(image)
+            return image
 
         def read(ids: Sequence[int], items: Sequence[Any]) -> Vision | None:
-            count = self._placeholders(ids, len(items))
             # The engine drops images that have no placeholder, and does not read them.
-            images = [image(item, place) for place, item in enumerate(items[:count])]
-            return self._placed(ids, images) if images else None
+            items = items[: self._placeholders(ids, len(items))]
+            tokens = sum(look(item, place).tokens for place, item in enumerate(items))
+            check_length(len(ids) - len(items) + tokens, self._config.get_text_config().max_position_embeddings)
+            return self._placed(ids, [decoded(item) for item in items]) if items else None
 
         return read
 
@@ -92,20 +113,35 @@ class ImageReader:
             raise refused(f"Prompt has {framed} image placeholders but {images} image inputs were provided")
         return framed
 
-    def _cut(self, picture: Image.Image, item: str, place: int) -> SeenImage:
+    def _look(self, item: str, place: int) -> SeenImage | _Opened:
+        """An image that was seen before, or its header."""
+        key = hashlib.sha256(item.encode("utf-8", "surrogatepass")).digest()
+        if (seen := self._seen.get(key)) is not None:
+            return seen
+        picture = _open(item, place)
         try:
-            pixels = read_pixels(self._processor, [picture.convert("RGB")])
-        except Exception as error:  # decoders raise whatever a broken file leads to
+            patches = self._processor.get_number_of_image_patches(picture.height, picture.width)
+        except (ValueError, ZeroDivisionError) as error:
             raise _broken(item, place, f"Could not decode image: {error}") from error
+        pixels = max(picture.width * picture.height, patches * self._processor.patch_size**2)
+        return _Opened(picture, patches // self._patches_a_token, pixels, key, item, place)
+
+    def _cut(self, opened: _Opened) -> SeenImage:
+        try:
+            pixels = read_pixels(self._processor, [opened.picture.convert("RGB")])
+        except Exception as error:  # decoders raise whatever a broken file leads to
+            raise _broken(opened.item, opened.place, f"Could not decode image: {error}") from error
         content = hashlib.sha256(repr(pixels.grid.tolist()).encode())
         content.update(pixels.patches.numpy().tobytes())
-        return SeenImage(int.from_bytes(content.digest(), "big"), pixels.patches, pixels.grid)
+        digest = int.from_bytes(content.digest(), "big")
+        image = SeenImage(digest, pixels.patches, pixels.grid, len(pixels.patches) // self._patches_a_token)
+        self._seen.put(opened.key, image)
+        return image
 
     def _placed(self, ids: Sequence[int], images: Sequence[SeenImage]) -> Vision:
         prompt = read_prompt(self._config, ids, torch.cat([one.grid for one in images]))
         expanded: list[int] = prompt.ids.tolist()
-        merge = self._config.vision_config.spatial_merge_size
-        contents = iter([-1 - one.digest for one in images for _ in range(int(one.grid.prod()) // merge**2)])
+        contents = iter([-1 - one.digest for one in images for _ in range(one.tokens)])
         key = tuple(next(contents) if token == self._config.image_token_id else token for token in expanded)
         return Vision(tuple(expanded), key, prompt.positions, tuple(images))
 

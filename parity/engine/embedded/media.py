@@ -16,12 +16,13 @@ class SeenImage:
     """One image as the model takes it.
 
     `patches` (P, values a patch) are float32, `grid` (1, 3) counts them in time, height and width, and `digest` is the
-    SHA-256 of both as a number.
+    SHA-256 of both as a number. It takes `tokens` of a prompt.
     """
 
     digest: int
     patches: Tensor
     grid: Tensor
+    tokens: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)

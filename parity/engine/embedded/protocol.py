@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from parity.engine.embedded.media import ReadImages, Vision, images_by_prompt
-from parity.engine.embedded.refusals import RequestRefused, expect, is_integer, refused, unexpected
+from parity.engine.embedded.refusals import RequestRefused, check_length, expect, is_integer, refused, unexpected
 from parity.engine.embedded.sampling import TOP_K_ALL
 
 MAX_SEQUENCES = 16_384
@@ -198,6 +198,7 @@ def parse_generate(
     images = images_by_prompt(body.get("image_data"), len(prompts), is_list)
     if read_images is None and any(images):
         raise refused("image_data is not served: the model takes no images.")
+    _check_images(images, limits)
     ids = _request_ids(body.get("rid"), len(prompts), n, is_list, new_id)
     options = [
         _each(body, name, default, len(prompts), n, is_list)
@@ -408,12 +409,18 @@ def _check_length(name: str, values: list[Any], prompts: int) -> None:
         raise refused(f"The length of {name} ({len(values)}) should be equal to the batch size ({prompts}).")
 
 
+def _check_images(images: list[list[Any]], limits: Limits) -> None:
+    # SGLang has no such limit unless it is started with --limit-mm-data-per-request, whose words these are.
+    count = len({item for of_prompt in images for item in of_prompt if isinstance(item, str)})
+    if count > limits.context_length:
+        raise refused(f"Image count {count} exceeds limit {limits.context_length} per request.")
+
+
 def _check_prompt(input_ids: tuple[int, ...], max_new_tokens: int | None, limits: Limits) -> None:
     count, context = len(input_ids), limits.context_length
     if count == 0:
         raise refused("input_ids cannot be empty.")
-    if count >= context:
-        raise refused(f"The input ({count} tokens) is longer than the model's context length ({context} tokens).")
+    check_length(count, context)
     outside = next((token for token in input_ids if not 0 <= token < limits.vocabulary_size), None)
     if outside is not None:
         raise refused(f"input_ids holds {outside}, which is outside the vocabulary of {limits.vocabulary_size} ids.")

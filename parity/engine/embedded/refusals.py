@@ -17,6 +17,14 @@ def refused(message: str) -> RequestRefused:
     return RequestRefused({"error": {"message": message}})
 
 
+def check_length(tokens: int, context_length: int) -> None:
+    """Refuses a prompt that leaves no room for an answer."""
+    if tokens >= context_length:
+        raise refused(
+            f"The input ({tokens} tokens) is longer than the model's context length ({context_length} tokens)."
+        )
+
+
 def unexpected(value: object) -> str:
     """What a value is, for a refusal."""
     # The words of serde's `Unexpected`, which the engine's errors use.

@@ -17,7 +17,9 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from two_images import image
 
 from parity.engine.embedded import images
+from parity.engine.embedded.protocol import Limits, parse_generate
 from parity.engine.embedded.recently_used import RecentlyUsed
+from parity.engine.embedded.refusals import RequestRefused
 from parity.engine.embedded.sampling import LOGPROB_GRID
 
 DATA = Path(__file__).parents[2] / "data"
@@ -261,6 +263,45 @@ def test_an_image_too_large_is_refused_by_its_header(vision_url, ask, monkeypatc
     monkeypatch.setattr(images, "MAX_REQUEST_PIXELS", 3 * 84 * 56 - 1)
     assert "together" in refusal(ask, vision_url, body([ONE] * 3, three))
     assert ask(vision_url, "/generate", body([ONE] * 6, three[:2] * 3))[0] == 200  # the same image counts once
+
+
+def test_more_images_than_the_context_has_tokens_are_refused_before_any_is_decoded(vision_url, ask):
+    bombs = [[data_url(png_of(8, 8, str(number).encode()))] for number in range(2049)]  # whoever decodes one says so
+    message = refusal(ask, vision_url, body([ONE] * 2049, bombs))
+    assert message == "Image count 2049 exceeds limit 2048 per request."
+    assert "Could not decode" in refusal(ask, vision_url, body([ONE] * 2048, bombs[:2048]))
+
+
+def test_as_many_images_as_the_context_has_tokens_pass_and_the_same_one_counts_once():
+    read = []
+
+    def parsed(pictures):
+        request = body(["ab"] * len(pictures), [[picture] for picture in pictures])
+        return parse_generate(request, Limits(64, 272), lambda text: [1, 2], str, lambda ids, items: read.extend(items))
+
+    for pictures in ([str(number) for number in range(64)], ["one"] * 100):
+        assert len(parsed(pictures).sequences) == len(pictures)
+    read.clear()
+    with pytest.raises(RequestRefused, match="Image count 65 exceeds limit 64"):
+        parsed([str(number) for number in range(65)])
+    assert read == []
+
+
+def test_images_whose_headers_do_not_fit_into_the_context_are_not_decoded(vision_url, ask):
+    bomb, sound = data_url(png_of(112, 112, b"")), data_url(png(112, 112))  # 16 tokens each
+    assert refusal(ask, vision_url, body([*PICTURE] * 114, [bomb] * 114)) == (
+        "The input (2052 tokens) is longer than the model's context length (2048 tokens)."
+    )
+    assert "Could not decode" in refusal(ask, vision_url, body([*PICTURE] * 113, [bomb] * 113))
+    status, answer = ask(vision_url, "/generate", body([*PICTURE] * 113, [sound] * 113))
+    assert (status, answer["meta_info"]["image_tokens"]) == (200, 113 * 16)
+
+
+def test_an_image_that_the_model_enlarges_counts_by_what_it_becomes(vision_url, ask, monkeypatch):
+    one, other = (data_url(png(8, 8, seed)) for seed in (20, 21))  # the model takes at least 56 x 56
+    monkeypatch.setattr(images, "MAX_REQUEST_PIXELS", 2 * 56 * 56 - 1)
+    assert "together" in refusal(ask, vision_url, body(TWO, [one, other]))
+    assert ask(vision_url, "/generate", body(TWO, [one, one]))[0] == 200
 
 
 @pytest.mark.parametrize(
