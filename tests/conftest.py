@@ -18,6 +18,8 @@ from parity.exchanges import Exchange
 from parity.faults.clean import clean_exchanges
 from parity.samples import Sample
 
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the command does, before torch is loaded
+
 STOP = 2
 CAP = 40
 VOCABULARY = 200

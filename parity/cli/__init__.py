@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 
@@ -34,6 +35,8 @@ for command in (run, plan, sample, bench, watch, compare, report, check, serve, 
 
 def main() -> None:
     """The command `parity`: errors are one line on standard error and exit code 2."""
+    # Before torch is loaded: its threads would spin while they wait, on cores that engines and other work could use.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         cli.main(prog_name="parity", standalone_mode=False)  # also as `python -m parity`
     except click.ClickException as error:
