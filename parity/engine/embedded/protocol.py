@@ -18,6 +18,8 @@ from parity.engine.embedded.sampling import TOP_K_ALL
 
 MAX_SEQUENCES = 16_384
 """Prompts times n that one request may ask for."""
+MAX_IMAGES = 1024
+"""Different images that one request may show, where the context has no fewer tokens: each takes one at least."""
 MAX_STOP_STRINGS = 32
 MAX_TOP_LOGPROBS = 1024
 
@@ -412,8 +414,8 @@ def _check_length(name: str, values: list[Any], prompts: int) -> None:
 def _check_images(images: list[list[Any]], limits: Limits) -> None:
     # SGLang has no such limit unless it is started with --limit-mm-data-per-request, whose words these are.
     count = len({item for of_prompt in images for item in of_prompt if isinstance(item, str)})
-    if count > limits.context_length:
-        raise refused(f"Image count {count} exceeds limit {limits.context_length} per request.")
+    if count > (limit := min(limits.context_length, MAX_IMAGES)):
+        raise refused(f"Image count {count} exceeds limit {limit} per request.")
 
 
 def _check_prompt(input_ids: tuple[int, ...], max_new_tokens: int | None, limits: Limits) -> None:
