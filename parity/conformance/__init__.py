@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import aiohttp
 
-from parity.conformance import answers, images, phases, refusals, weights
+from parity.conformance import answers, features, images, phases, refusals, weights
 from parity.conformance.known import known_deviations
 from parity.conformance.probe import Broken, Case, NotCompared, Probe, about
 from parity.contract_checks import Rules, check_exchanges
@@ -29,7 +29,7 @@ SHOWN = 5
 CASES: tuple[Case, ...] = tuple(
     # what may end the engine comes last, so that it costs no other case
     sorted(
-        (*answers.CASES, *refusals.CASES, *images.CASES, *phases.CASES, *weights.CASES),
+        (*answers.CASES, *refusals.CASES, *images.CASES, *phases.CASES, *weights.CASES, *features.CASES),
         key=lambda case: case.destructive,
     )
 )

@@ -51,7 +51,8 @@ BROKEN = "data:image/png;base64,AAAA"
 TOO_LARGE = png(MORE_PIXELS, MORE_PIXELS, (0, 0, 0), b"")
 
 
-def _with_images(probe: Probe, prompt: Any, images: Any, params: dict[str, Any] | None = None) -> dict[str, Any]:
+def with_images(probe: Probe, prompt: Any, images: Any, params: dict[str, Any] | None = None) -> dict[str, Any]:
+    """A `/generate` body whose prompts have an image of the model's in the place of each `IMAGE`."""
     name = probe.about.image_text
     if name is None:
         raise NotCompared("the engine takes no images, or what stands for one in a prompt of its model is not known")
@@ -60,7 +61,7 @@ def _with_images(probe: Probe, prompt: Any, images: Any, params: dict[str, Any] 
 
 
 async def _ask(probe: Probe, prompt: Any, images: Any, params: dict[str, Any] | None = None) -> list[Output]:
-    return await probe.outputs(_with_images(probe, prompt, images, params))
+    return await probe.outputs(with_images(probe, prompt, images, params))
 
 
 async def _answered(prompt: Any, images: Any, params: dict[str, Any], counts: list[int], probe: Probe) -> None:
@@ -100,7 +101,7 @@ _SHAPES: tuple[tuple[str, str, Any, Any, dict[str, Any], list[int]], ...] = (
 
 
 async def _refused(prompt: Any, images: Any, params: dict[str, Any], probe: Probe) -> None:
-    await refused(_with_images(probe, prompt, images, params), probe)
+    await refused(with_images(probe, prompt, images, params), probe)
 
 
 _BAD: tuple[tuple[str, str, Any, Any, dict[str, Any]], ...] = (
@@ -118,7 +119,7 @@ _BAD: tuple[tuple[str, str, Any, Any, dict[str, Any]], ...] = (
 
 async def _dropped(prompt: str, images: Any, tokens: int, probe: Probe) -> None:
     """A refusal would be better; SGLang answers, so that what it drops must leave no trace."""
-    exchange = await probe.send(_with_images(probe, prompt, images, {"n": 2}))
+    exchange = await probe.send(with_images(probe, prompt, images, {"n": 2}))
     if exchange.status != 400:
         expect("status", exchange.status, 200, f"status of {str(exchange.response)[:200]!r}")
         seen = [bool(output["meta_info"].get("image_tokens")) for output in exchange.outputs]
@@ -172,7 +173,7 @@ async def image_seed_slots(probe: Probe) -> None:
 
 async def image_expanded(probe: Probe) -> None:
     """A placeholder that was repeated already is answered as one, or refused; never left unanswered."""
-    body = _with_images(probe, ONE, [RED])
+    body = with_images(probe, ONE, [RED])
     pad = probe.about.image_pad or ""
     exchange = await probe.send(body | {"text": body["text"].replace(pad, pad * 4)})
     require("status", exchange.status in (200, 400), "200 or 400", exchange.status, "status")

@@ -17,7 +17,11 @@ _SGLANG = {
     "weights_of_other_shape": "a checkpoint of another shape ends the server",
 }
 _IGNORED = "sampling_seed is ignored without --enable-deterministic-inference"
-_SGLANG_SEEING = {"image_too_large": "an image beyond its decoder's limit ends in an internal error, status 500"}
+_SGLANG_SEEING = {
+    "image_too_large": "an image beyond its decoder's limit ends in an internal error, status 500",
+    "weights_drop_features": "what the encoder made of an image is kept by the image alone, through updates and "
+    "flushes, unless it is started with SGLANG_VLM_CACHE_SIZE_MB=0",
+}
 _SGLANG_UNSEEDED = dict.fromkeys(("seed_repeats", "seed_list", "seed_in_traffic"), _IGNORED)
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import shutil
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from parity.conformance.checkpoints import served_checkpoint, with_turned_matrix
 from parity.conformance.phases import end_pause, long_request, pause
 from parity.conformance.probe import (
     MIDDLE,
@@ -34,16 +33,8 @@ DELAYS = (0.05, 0.02, 0.2, 0.5, 1.0)
 """Seconds after which a request is expected to run, tried one after the other: engines differ in speed."""
 
 
-async def _checkpoint(probe: Probe) -> tuple[Path, str | None]:
-    """The checkpoint that the engine serves, and its weight version."""
-    info = await probe.client.model_info()
-    path = Path(str(info.get("model_path")))
-    if not (path / "config.json").is_file():
-        raise NotCompared(f"the engine's checkpoint {path} is not on this machine's file system")
-    return path, info.get("weight_version")
-
-
-async def _update(probe: Probe, path: Path, **fields: Any) -> tuple[int, Any]:
+async def update(probe: Probe, path: Path, **fields: Any) -> tuple[int, Any]:
+    """Flushes, which waits for what runs, and updates from a checkpoint: status and answer."""
     await _flush(probe)
     return await probe.control("/update_weights_from_disk", {"model_path": str(path), **fields})
 
@@ -54,17 +45,17 @@ async def _flush(probe: Probe) -> None:
 
 
 @asynccontextmanager
-async def _label_kept(probe: Probe) -> AsyncIterator[Path]:
-    """The checkpoint served; its weight version is put back at the end."""
-    path, version = await _checkpoint(probe)
+async def weights_kept(probe: Probe) -> AsyncIterator[Path]:
+    """The checkpoint served; it and its weight version are put back at the end."""
+    path, version = await served_checkpoint(probe)
     try:
         yield path
     finally:
-        if version is not None:
-            await _update(probe, path, weight_version=version)
+        expect_updated(*await update(probe, path, **({} if version is None else {"weight_version": version})))
 
 
-def _expect_updated(status: int, answer: Any) -> None:
+def expect_updated(status: int, answer: Any) -> None:
+    """Expects what an update was answered with to say that it was done."""
     success = answer.get("success") if isinstance(answer, dict) else None
     expect("status", (status, success), (200, True), f"status and success of {str(answer)[:200]!r}")
 
@@ -80,8 +71,8 @@ async def _greedy(probe: Probe) -> tuple[list[int], list[float]]:
 
 async def weights_version(probe: Probe) -> None:
     """After an update, outputs and model_info carry its version."""
-    async with _label_kept(probe) as path:
-        _expect_updated(*await _update(probe, path, weight_version=LABEL))
+    async with weights_kept(probe) as path:
+        expect_updated(*await update(probe, path, weight_version=LABEL))
         expect("weight_version", (await probe.client.model_info()).get("weight_version"), LABEL, "at /model_info")
         outputs = [*await probe.ask(PROMPT, {"n": 2}), *await probe.ask([PROMPT, MIDDLE])]
         expect("weight_version", _versions(outputs), [LABEL] * 4, "of outputs")
@@ -89,17 +80,17 @@ async def weights_version(probe: Probe) -> None:
 
 async def weights_without_version(probe: Probe) -> None:
     """An update without a version keeps the label."""
-    async with _label_kept(probe) as path:
-        _expect_updated(*await _update(probe, path, weight_version=LABEL))
-        _expect_updated(*await _update(probe, path))
+    async with weights_kept(probe) as path:
+        expect_updated(*await update(probe, path, weight_version=LABEL))
+        expect_updated(*await update(probe, path))
         expect("weight_version", _versions(await probe.ask(PROMPT)), [LABEL], "of outputs")
 
 
 async def weights_missing(probe: Probe) -> None:
     """An update from a directory that is not there is refused, and the old weights serve on."""
-    path, version = await _checkpoint(probe)
+    path, version = await served_checkpoint(probe)
     before = await _greedy(probe)
-    status, answer = await _update(probe, path / "not-there", weight_version=LABEL)
+    status, answer = await update(probe, path / "not-there", weight_version=LABEL)
     success = answer.get("success") if isinstance(answer, dict) else None
     expect("status", (status, success), (400, False), f"status and success of {str(answer)[:200]!r}")
     expect("output_ids", (await _greedy(probe))[0], before[0], "greedy ids afterwards")
@@ -108,7 +99,7 @@ async def weights_missing(probe: Probe) -> None:
 
 async def weights_wait(probe: Probe) -> None:
     """An update waits for what runs, which keeps the old version whole."""
-    async with _label_kept(probe) as path:
+    async with weights_kept(probe) as path:
         (version,) = _versions(await probe.ask(PROMPT))
         for delay in DELAYS:
             running = asyncio.create_task(probe.outputs(long_request(probe, PROMPT, {"n": 4})))
@@ -118,21 +109,21 @@ async def weights_wait(probe: Probe) -> None:
             ran = _versions(await running)
             if updated[0] == REFUSED and delay != DELAYS[-1]:
                 # it found the request still queued and says so, and the next try is later
-                _expect_updated(*await _update(probe, path, weight_version=version))
+                expect_updated(*await update(probe, path, weight_version=version))
                 continue
-            _expect_updated(*updated)
+            expect_updated(*updated)
             expect("weight_version", _versions(await probe.ask(PROMPT)), [LABEL], "of what came later")
             if ran == [version] * 4:
                 return
             # the update came before the request, and the next try is later
             expect("weight_version", ran, [LABEL] * 4, "of what came with the update")
-            _expect_updated(*await _update(probe, path, weight_version=version))
+            expect_updated(*await update(probe, path, weight_version=version))
         expect("weight_version", ran, [version] * 4, "of what ran")
 
 
 async def weights_in_pause(probe: Probe) -> None:
     """A sequence paused over an update says which tokens each version made."""
-    async with _label_kept(probe) as path:
+    async with weights_kept(probe) as path:
         (version,) = _versions(await probe.ask(PROMPT))
         for delay in DELAYS:
             running = asyncio.create_task(probe.outputs(long_request(probe, PROMPT)))
@@ -143,21 +134,21 @@ async def weights_in_pause(probe: Probe) -> None:
                 updated = await probe.control("/update_weights_from_disk", body)
             finally:
                 await end_pause(probe)
-            _expect_updated(*updated)
+            expect_updated(*updated)
             (output,) = await running
             spans = output["meta_info"].get("weight_versions")
             seen = [span.get("version") for span in spans or []]
             if seen == [version, LABEL]:
                 return
-            _expect_updated(*await _update(probe, path, weight_version=version))
+            expect_updated(*await update(probe, path, weight_version=version))
         expect("weight_versions", seen, [version, LABEL], "versions of its tokens")
 
 
 async def weights_drop_cache(probe: Probe) -> None:
     """An update drops the prefix cache, which holds keys and values of the old weights."""
-    async with _label_kept(probe) as path:
+    async with weights_kept(probe) as path:
         await _cached(probe)
-        _expect_updated(*await _update(probe, path, weight_version=LABEL))
+        expect_updated(*await update(probe, path, weight_version=LABEL))
         expect("cached_tokens", await _cached(probe, once=True), 0, "cached tokens after the update")
 
 
@@ -197,31 +188,14 @@ async def flush_busy(probe: Probe) -> None:
 
 async def weights_of_other_shape(probe: Probe) -> None:
     """An update from a checkpoint of another shape is refused, and the old weights serve on."""
-    path, _ = await _checkpoint(probe)
+    path, _ = await served_checkpoint(probe)
     before = await _greedy(probe)
     with tempfile.TemporaryDirectory() as scratch:
         other = Path(scratch) / "other-shape"
-        shutil.copytree(path, other)
-        _turn_a_matrix(other / "model.safetensors")
-        status, answer = await _update(probe, other, weight_version=LABEL)
+        with_turned_matrix(path, other)
+        status, answer = await update(probe, other, weight_version=LABEL)
     expect("status", status, 400, f"status of {str(answer)[:200]!r}")
     expect("output_ids", (await _greedy(probe))[0], before[0], "greedy ids afterwards")
-
-
-def _turn_a_matrix(file: Path) -> None:
-    """Swaps rows and columns of one tensor in a safetensors header, which keeps its length."""
-    if not file.is_file():
-        raise NotCompared(f"the checkpoint is not one file: {file.name} is missing")
-    content = file.read_bytes()
-    size = int.from_bytes(content[:8], "little")
-    header = json.loads(content[8 : 8 + size])
-    shapes = [entry["shape"] for entry in header.values() if "shape" in entry]
-    shape = next((shape for shape in shapes if len(shape) == 2 and shape[0] != shape[1]), None)
-    if shape is None:
-        raise NotCompared("the checkpoint holds no matrix that is not square")
-    shape.reverse()
-    turned = json.dumps(header, separators=(",", ":")).encode().ljust(size)
-    file.write_bytes(len(turned).to_bytes(8, "little") + turned + content[8 + size :])
 
 
 CASES: tuple[Case, ...] = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,13 @@ from parity.engine import EngineProcess
 from parity.training.policy import build_policy, image_policy_config, policy_config, save_policy
 
 RUNNING = 12
+STALE = """
+from parity.engine.embedded.__main__ import main
+from parity.engine.embedded.features import Features
+Features.clear = lambda self: None
+main()
+"""
+"""An embedded engine that keeps the features of images through updates and flushes, as SGLang 0.5.23 does."""
 Answer = tuple[int, Any]
 
 
@@ -47,13 +54,20 @@ def seeing_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield url
 
 
+@pytest.fixture
+def stale_engine(tmp_path: Path) -> Iterator[str]:
+    """The URL of one that keeps what an old encoder made of images."""
+    with _engine(image_policy_config(), tmp_path, ["-c", STALE]) as url:
+        yield url
+
+
 @contextmanager
-def _engine(config: Any, directory: Path) -> Iterator[str]:
+def _engine(config: Any, directory: Path, program: Sequence[str] = ("-m", "parity.engine.embedded")) -> Iterator[str]:
     checkpoint = save_policy(build_policy(1, config), directory / "policy")
 
     def command(port: int) -> list[str]:
         options = ["--model-path", str(checkpoint), "--port", str(port), "--threads", "1"]
-        return [sys.executable, "-m", "parity.engine.embedded", *options, "--max-running-requests", str(RUNNING)]
+        return [sys.executable, *program, *options, "--max-running-requests", str(RUNNING)]
 
     with EngineProcess("embedded-0", command, environment={}, log_dir=directory, start_timeout=250) as engine:
         engine.start()

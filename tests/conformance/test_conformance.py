@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from parity.conformance import CASES, check_engine, images
+from parity.conformance import CASES, check_engine, features, images
 from parity.conformance.known import known_deviations
 from parity.conformance.probe import About
 from parity.engine import EngineProcess, router
@@ -40,7 +40,7 @@ def test_the_embedded_engine_passes_every_case(checked_engine):
     findings = check_engine(
         checked_engine, control=True, destructive=True, progress=lambda *progress: told.append(progress)
     )
-    of_images = {f"engine_{case.name}" for case in images.CASES}
+    of_images = {f"engine_{case.name}" for case in (*images.CASES, *features.CASES)}
     other = [finding for finding in findings if finding.check not in of_images]
     assert [(finding.check, finding.message) for finding in other if finding.status is not Status.PASS] == []
     assert [finding.check for finding in findings] == [f"engine_{case.name}" for case in CASES]

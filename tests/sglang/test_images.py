@@ -6,7 +6,7 @@ import pytest
 from pictures import data_url, png
 from real_engine import needs_sglang
 
-from parity.conformance import check_engine, images
+from parity.conformance import check_engine, features, images
 from parity.engine import open_engine
 from parity.findings import Status
 from parity.training.policy import SIDE, build_policy, image_policy_config, save_policy
@@ -109,7 +109,8 @@ def test_every_arm_of_the_patch_takes_images(engines):
 
 
 def test_the_cases_with_images_hold(engines):
-    findings = check_engine(engines[0].url, cases=images.CASES)
+    findings = check_engine(engines[0].url, cases=[*images.CASES, *features.CASES], control=True)
     failing = [(finding.check, finding.message) for finding in findings if finding.fails]
     assert failing == []
     assert {finding.check for finding in findings if finding.status is Status.FAIL} == {"engine_image_too_large"}
+    assert findings[-1].status is Status.PASS  # it keeps no features, as parity starts it
