@@ -35,7 +35,7 @@ from parity.training.policy import load_tokenizer
 from parity.training.rollouts import REQUEST_RETRIES, RolloutResult, generate_rollout
 from parity.training.tasks import Task, get_task
 from parity.training.trainer import Trainer
-from parity.training.warm_start import config_for, warm_start
+from parity.training.warm_start import config_for, prepare_policy
 from rollout_patch import (
     Assignment,
     Capabilities,
@@ -106,9 +106,7 @@ def run_experiment(
         else:
             create_experiment(out, _describe(config, command))
         task = get_task(config.task)
-        watcher.note(f"experiment: {out}")
-        watcher.note(f"policy: warm start on {task.name}, trained once and kept in {cache}")
-        policy = warm_start(task, cache, progress=_warm_start_progress(watcher))
+        policy = prepare_policy(task, cache, watcher.note)
         engine_name = engine_words(config.engine, config.workers, config.router)
         watcher.note(f"engine {engine_name}: starting, logs in {out / 'logs'}")
         engine = open_engine(
@@ -168,14 +166,6 @@ def _check_resumed(config: ExperimentConfig, experiment: Mapping[str, Any]) -> N
     ]
     if differ:
         raise UsageError("--resume goes on with what was asked; these differ: " + "; ".join(differ))
-
-
-def _warm_start_progress(watcher: Watcher) -> Callable[[int, int], None]:
-    def progress(done: int, total: int) -> None:
-        if done * 10 // total > (done - 1) * 10 // total:
-            watcher.note(f"policy: step {done} of {total}")
-
-    return progress
 
 
 def _start_progress(engine: str, watcher: Watcher) -> Callable[[float, str], None]:

@@ -22,6 +22,8 @@ from parity.cli.shared import EXIT_ERROR, EXIT_HELP, EXIT_INTERRUPTED
 from parity.cli.watch import watch
 from parity.errors import ParityError
 
+TRAINING_PACKAGES = ("safetensors", "sklearn", "tokenizers", "torch", "transformers")
+
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]}, epilog=EXIT_HELP)
 @click.version_option(package_name="rollout-parity", prog_name="parity")
@@ -47,6 +49,9 @@ def main() -> None:
     except (ParityError, OSError) as error:
         click.echo(f"parity: {error}", err=True)
         sys.exit(EXIT_ERROR)
-    except Exception:  # Python would exit with 1, which means different here
-        traceback.print_exc()
+    except Exception as error:  # Python would exit with 1, which means different here
+        if isinstance(error, ModuleNotFoundError) and error.name in TRAINING_PACKAGES:
+            click.echo(f"parity: this needs {error.name}: pip install 'rollout-parity[train]'", err=True)
+        else:
+            traceback.print_exc()
         sys.exit(EXIT_ERROR)

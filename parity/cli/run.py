@@ -122,10 +122,11 @@ def run(
     directory = out or new_directory()
     config = _run_config(context, asked, directory if resume else None)
     config.validate()
-    from parity.runner import Watcher, run_experiment  # imports torch, so only once it is needed
-
     console = Console(stderr=as_json, highlight=False)
     with interruptible("run", directory), _watching(console, quiet) as (step, note):
+        note(f"experiment: {directory}")
+        from parity.runner import Watcher, run_experiment  # imports torch for seconds, so once something is seen
+
         run_experiment(
             config,
             directory,

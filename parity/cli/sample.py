@@ -86,12 +86,13 @@ def sample(context: click.Context, /, out: Path | None, resume: bool, as_json: b
     directory = out or new_directory("sample-")
     config = _config(context, asked, directory if resume else None)
     config.validate()
-    from parity.reports.sampling import headline, print_sampling, write_sampling
-    from parity.sampling import Watcher, sample_arms
-
     console = Console(stderr=as_json, highlight=False)
     command = shlex.join(["parity", *sys.argv[1:]])
     with interruptible("sample", directory), _watching(console, quiet) as (block, note):
+        note(f"samples and exchanges: {directory}")
+        from parity.reports.sampling import headline, print_sampling, write_sampling  # these import torch for seconds
+        from parity.sampling import Watcher, sample_arms
+
         result = sample_arms(
             config, directory, command=command, watcher=Watcher(block, note), cache=cache_directory(), resume=resume
         )

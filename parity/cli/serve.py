@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import partial
 from pathlib import Path
 
 import click
@@ -26,8 +27,8 @@ def serve(model_path: Path | None, task: str, host: str, port: int) -> None:
     """  # noqa: D301 - as above
     if model_path is None:
         from parity.training.tasks import get_task
-        from parity.training.warm_start import warm_start
+        from parity.training.warm_start import prepare_policy
 
-        model_path = warm_start(get_task(task), cache_directory())
+        model_path = prepare_policy(get_task(task), cache_directory(), partial(click.echo, err=True))
     arguments = ["--model-path", str(model_path), "--host", host, "--port", str(port)]
     os.execv(sys.executable, [sys.executable, "-m", "parity.engine.embedded", *arguments])

@@ -34,7 +34,7 @@ from parity.statistics.evidence import Evidence
 from parity.store import exclusive, read_json
 from parity.training.policy import load_tokenizer
 from parity.training.tasks import Task, get_task
-from parity.training.warm_start import warm_start
+from parity.training.warm_start import prepare_policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,6 @@ def sample_arms(
         else:
             store.create({**facts, "created_at": time.time()})
         prompts = None if config.prompts is None else read_prompts(Path(config.prompts), config.prompt_key)
-        watcher.note(f"samples and exchanges: {out}")
         policy = _policy(config, cache, watcher)
         engine_name = engine_words(config.engine, config.workers, config.router)
         watcher.note(f"engine {engine_name}: " + ("a deployment, only asked" if policy is None else "starting"))
@@ -101,8 +100,7 @@ def _policy(config: SamplingConfig, cache: Path, watcher: Watcher) -> Path | Non
         return None
     if config.model_path is not None:
         return Path(config.model_path)
-    watcher.note(f"policy: warm start on {config.task}, trained once and kept in {cache}")
-    return warm_start(get_task(config.task), cache)
+    return prepare_policy(get_task(config.task), cache, watcher.note)
 
 
 async def _sample(

@@ -6,6 +6,7 @@ import fcntl
 import hashlib
 import json
 import math
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -89,6 +90,19 @@ def warm_start(
         # Another process may be making it; the system lets go of the lock if that one dies.
         fcntl.flock(lock, fcntl.LOCK_EX)
         return path if path.exists() else save_policy(_train(task, settings, progress), path)
+
+
+def prepare_policy(task: Task, cache_dir: Path, note: Callable[[str], None]) -> Path:
+    """`warm_start` for who watches: `note` is told where it is kept, each tenth of it, and how long the rest takes."""
+    note(f"policy: warm start on {task.name}, trained once and kept in {cache_dir}")
+    began = time.monotonic()
+
+    def progress(done: int, total: int) -> None:
+        if done * 10 // total > (done - 1) * 10 // total:
+            left = (time.monotonic() - began) / done * (total - done)
+            note(f"policy: step {done} of {total}, {left:.0f} s left")
+
+    return warm_start(task, cache_dir, progress)
 
 
 def _train(task: Task, settings: WarmStartSettings, progress: Callable[[int, int], None] | None) -> Policy:

@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from parity.errors import UsageError
+from parity.training import warm_start as module
 from parity.training.policy import build_policy, load_policy
 from parity.training.tasks import Arithmetic
-from parity.training.warm_start import WarmStartSettings, warm_start
+from parity.training.warm_start import WarmStartSettings, prepare_policy, warm_start
 
 BRIEF = WarmStartSettings(steps=3, careful_steps=2, batch_size=4, threads=1)
 
@@ -21,6 +22,18 @@ def test_it_trains_once_and_is_found_again(tmp_path):
     assert warm_start(Arithmetic(), tmp_path, lambda *tick: ticks.append(tick), BRIEF) == path
     assert len(ticks) == 3
     assert not torch.equal(load_policy(path).lm_head.weight, build_policy(BRIEF.seed).lm_head.weight)
+
+
+def test_who_waits_for_it_is_told_where_it_is_kept_how_far_it_is_and_what_is_left(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "WarmStartSettings", lambda: replace(BRIEF, steps=20))
+    first, again = [], []
+    path = prepare_policy(Arithmetic(), tmp_path, first.append)
+    assert prepare_policy(Arithmetic(), tmp_path, again.append) == path
+    where = f"policy: warm start on arithmetic, trained once and kept in {tmp_path}"
+    assert again == [where]
+    assert first[0] == where
+    assert [text.split(",")[0] for text in first[1:]] == [f"policy: step {step} of 20" for step in range(2, 21, 2)]
+    assert first[-1].endswith(", 0 s left")
 
 
 def test_the_same_settings_give_the_same_bits_and_others_another_place(tmp_path):
