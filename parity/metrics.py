@@ -451,11 +451,12 @@ def area_under_curve(aligned: AlignedRuns) -> Floats:
 def late_median_log(aligned: AlignedRuns) -> Floats:
     """The median over the later half of the aligned steps of the natural log, one number a run, (R,).
 
-    For positive metrics with heavy tails, such as the gradient norm. A value that is not positive has no logarithm: its
-    run is NaN.
+    For metrics with heavy tails that are not negative, such as the gradient norm, which is 0 in a step whose groups all
+    have one reward. A run is minus infinity where the median is 0, and NaN where a value is negative.
     """
     late = _late(aligned)
-    return np.asarray(np.median(np.log(np.where(late > 0, late, np.nan)), axis=1))
+    with np.errstate(divide="ignore"):
+        return np.asarray(np.median(np.log(np.where(late >= 0, late, np.nan)), axis=1))
 
 
 def late_median(aligned: AlignedRuns) -> Floats:

@@ -252,10 +252,15 @@ def test_area_weighs_unequal_steps_by_their_width() -> None:
     assert area_under_curve(align([curve("a", [0, 1, 5], [0, 2, 2])])).tolist() == [pytest.approx((1 + 8) / 5)]
 
 
-def test_the_late_median_log_shrugs_off_one_spike_and_refuses_zero() -> None:
+def test_the_late_median_log_shrugs_off_one_spike_and_steps_without_a_gradient() -> None:
     spiked = align([curve("a", list(range(6)), [9, 9, 9, 1, 1, 1e9])])
     assert late_median_log(spiked).tolist() == [0.0]
-    assert np.isnan(late_median_log(align([curve("a", list(range(6)), [1, 1, 1, 1, 0, 1])]))).all()
+    resting = align([curve("a", list(range(6)), [1, 1, 1, math.e, 0, math.e])])
+    assert late_median_log(resting).tolist() == [1.0]
+    mostly = align([curve("a", list(range(6)), [1, 1, 1, 0, 0, 1])])
+    assert late_median_log(mostly).tolist() == [-math.inf]
+    negative = align([curve("a", list(range(6)), [1, 1, 1, 1, -1, 1])])
+    assert np.isnan(late_median_log(negative)).all()
 
 
 ATTEMPTS = st.lists(st.tuples(st.integers(0, 12), st.integers(1, 12)), min_size=1, max_size=5)
