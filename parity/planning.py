@@ -32,6 +32,10 @@ PROBE_SHARE = 0.125
 
 GROUP_COUNTS = (64, 256, 1024, 4096)
 RUN_COUNTS = (2, 3, 5, 8, 10)
+IN_PROPORTION = 1e6
+"""How far a margin may be from what varies, either way; beyond, no plan is of use and squares leave a float's range."""
+LEAST_SPREAD = 1e-6
+"""In margins: a smaller spread, as of a baseline that never truncates, counts as that, since t needs some."""
 REPETITIONS = 2000
 
 RUN_METRICS: Mapping[str, str] = {
@@ -84,8 +88,8 @@ class Setting:
     def __post_init__(self) -> None:
         for name in ("group_size", "groups_per_step", "steps", "seconds_per_step", "gpus"):
             value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise UsageError(f"--{name.replace('_', '-')} must be above 0, not {value}")
+            if value is not None and not 0 < value < np.inf:
+                raise UsageError(f"--{name.replace('_', '-')} must be above 0 and finite, not {value}")
 
     def gpu_hours(self, steps: float) -> float | None:
         """GPU-hours of so many steps; None where no rate is known."""
@@ -235,8 +239,9 @@ def plan(
         rng: Source of the simulations.
 
     Raises:
-        UsageError: A metric is unknown, a margin is not positive, or nothing is known of how a metric varies.
-        InputError: A spread is not positive.
+        UsageError: A metric is unknown, a margin is not positive or out of proportion, or nothing is known of how a
+            metric varies.
+        InputError: A spread is negative or not finite, or a mean is not finite.
     """
     if unknown := sorted(set(margins) - set(SAMPLING_MARGINS)):
         raise UsageError(f"no margins are known for {unknown}, only for {sorted(SAMPLING_MARGINS)}")
@@ -249,12 +254,25 @@ def plan(
             raise UsageError(f"the margin of {metric} must be above 0 and finite, not {margin}")
         spread = spreads.get(metric) or _largest(metric, setting, warnings)
         planned.append(_metric_plan(spread, _absolute(margin, spread), rng))
+        warnings += _outside(planned[-1])
     designs = _designs(planned, setting)
     cheapest = next((design.name for design in designs if design.shows_margin), None)
     unknown_runs = [one.spread.metric for one in planned if one.spread.run is None]
     if unknown_runs:
         warnings.append(f"the spread between runs of {', '.join(unknown_runs)} is not known: --history or --sigma-run")
     return Plan(setting, tuple(planned), tuple(designs), cheapest, tuple(warnings))
+
+
+def _outside(planned: MetricPlan) -> list[str]:
+    """That values are not from 0 to 1, as far as can be told, where they are taken to be."""
+    spread, margin = planned.spread, planned.margin
+    inside = margin < 1 and (spread.group or 0) <= 1 and (spread.mean is None or 0 <= spread.mean <= 1)
+    if inside or spread.metric not in BOUNDED:
+        return []
+    return [
+        f"{spread.metric}: taken to lie from 0 to 1, which its margin, mean or sigma does not; with a wider "
+        "--reward-range more groups are needed: state margin, mean and sigma divided by the range's width"
+    ]
 
 
 def _largest(metric: str, setting: Setting, warnings: list[str]) -> Spread:
@@ -265,6 +283,8 @@ def _largest(metric: str, setting: Setting, warnings: list[str]) -> Spread:
 
 
 def _absolute(margin: float, spread: Spread) -> float:
+    if spread.mean is not None and not np.isfinite(spread.mean):
+        raise InputError(f"{spread.metric}: the mean is {spread.mean}, no finite number")
     if spread.metric not in RELATIVE:
         return margin
     if not spread.mean:
@@ -280,7 +300,10 @@ def _metric_plan(spread: Spread, margin: float, rng: np.random.Generator) -> Met
         value = getattr(spread, name)
         if value is not None and not 0 <= value < np.inf:
             raise InputError(f"{spread.metric}: the {name} spread is {value}, no standard deviation")
-    groups, runs = spread.group, spread.run
+    varies = max(_bound(spread), *(value or 0.0 for value in (spread.group, spread.prompt, spread.run)))
+    if not 1 / IN_PROPORTION <= margin / varies <= IN_PROPORTION:
+        raise UsageError(f"{spread.metric}: a margin of {margin:g} is out of proportion to values that vary by {varies:g}")
+    groups, runs = (_some(value, margin) for value in (spread.group, spread.run))
     group_power: list[GroupPowerRow] = []
     if groups:
         for count in GROUP_COUNTS:
@@ -298,6 +321,10 @@ def _metric_plan(spread: Spread, margin: float, rng: np.random.Generator) -> Met
         tuple(group_power),
         tuple(run_power),
     )
+
+
+def _some(deviation: float | None, margin: float) -> float | None:
+    return None if deviation is None else max(deviation, LEAST_SPREAD * margin)
 
 
 def _bound(spread: Spread) -> float:
@@ -354,7 +381,7 @@ def _in_one_run(planned: Sequence[MetricPlan], setting: Setting) -> list[Design]
         requests = steps * (setting.groups_per_step * setting.group_size + probed)
         hours = setting.gpu_hours(steps * (1 + probed / setting.groups_per_step))
         found.append(Design("probe", shows, amount, groups, steps, requests, hours, True))
-    known = [one for one in planned if one.spread.prompt]
+    known = [one for one in planned if one.spread.prompt is not None]
     # The mean of an increment, a group's mean with the sign of its arm, is half of the difference.
     switched = _most(_mixed_groups(one, one.spread.prompt, one.margin / 2) for one in known)
     if switched is None or len(known) < len(planned):
@@ -367,14 +394,14 @@ def _in_one_run(planned: Sequence[MetricPlan], setting: Setting) -> list[Design]
 
 
 def _mixed_groups(one: MetricPlan, deviation: float | None, margin: float) -> int | None:
-    return groups_for_sequence(deviation / _bound(one.spread), margin / _bound(one.spread)) if deviation else None
+    return groups_for_sequence(deviation / _bound(one.spread), margin / _bound(one.spread)) if deviation is not None else None
 
 
 def _paired(planned: Sequence[MetricPlan], setting: Setting) -> Design:
     shows = f"whole runs of {setting.steps} steps train alike"
     needed = _most(one.runs for one in planned)
     if needed is None:
-        known = all(one.spread.run for one in planned)
+        known = all(one.spread.run is not None for one in planned)
         return Design("paired", shows, "more than 1,000 runs" if known else "the spread of runs is not known")
     steps = 2 * needed * setting.steps
     groups = steps * setting.groups_per_step

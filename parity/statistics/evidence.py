@@ -139,14 +139,14 @@ class Mean:
 
     @property
     def is_parity(self) -> bool:
-        """Whether both sides have ever reached 20: two one-sided tests at 5 % each, at any look.
+        """Whether both sides have ever reached 20, two one-sided tests at 5 % each, and the mean is inside the margin.
 
-        Where group means were clipped, the difference before that must be inside the margin too.
+        The mean so far decides nothing that stays as it is: it is there for group means that were clipped, and for a
+        mean that moved from below the margin to above it, which each side calls inside in its time.
         """
         if self.log_e_parity is None or self.log_e_parity < ENOUGH:
             return False
-        clipped = isinstance(self.inside, ClippedMargin) and any(self.inside.clipped)
-        return not clipped or abs(self.estimate) <= (self.allowed or 0.0)
+        return abs(self.estimate) <= (self.allowed or 0.0)
 
 
 @dataclass(frozen=True, slots=True)

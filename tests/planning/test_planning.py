@@ -86,6 +86,36 @@ def test_a_plan_that_cannot_be_made_says_what_it_needs(margins: dict[str, float]
         plan(margins, {}, Setting(), np.random.default_rng(0))
 
 
+def test_what_never_happened_before_varies_by_nothing_and_is_planned_for() -> None:
+    never = Spread("truncated", 0.0, 0.0, 0.0, 0.0)
+    margins, setting = {"reward": 0.02, "truncated": 0.01}, Setting()
+    made = plan(margins, {"reward": KNOWN, "truncated": never}, setting, np.random.default_rng(0))
+    alone = planned()
+    assert [design.name for design in made.designs if design.shows_margin] == [
+        design.name for design in alone.designs if design.shows_margin
+    ]
+    truncated = made.metrics[1]
+    # a group without a difference multiplies the evidence by 1.01 at most, and 20 are needed
+    assert truncated.watched_groups == pytest.approx(np.log(20) / 0.01, rel=0.03)
+    assert truncated.runs == 2
+    assert {row.parity for row in truncated.group_power if row.effect == 0 and not row.watched} == {1.0}
+
+
+def test_a_margin_out_of_proportion_or_a_mean_that_is_none_is_refused() -> None:
+    for margin, spread in ((1e200, KNOWN), (1e-9, KNOWN), (0.02, Spread("reward", group=1e200)), (1e-300, KNOWN)):
+        with pytest.raises(UsageError, match="out of proportion"):
+            planned(margin, spread)
+    for mean in (float("nan"), float("inf")):
+        with pytest.raises(InputError, match="no finite number"):
+            planned(spread=Spread("reward", mean, 0.2))
+
+
+def test_a_reward_that_cannot_be_from_0_to_1_is_said_to_be_outside() -> None:
+    for spread in (Spread("reward", -0.3, 0.5), Spread("reward", 40.0, 8.0)):
+        assert any("wider --reward-range" in warning for warning in planned(spread=spread).warnings)
+    assert not any("--reward-range" in warning for warning in planned().warnings)
+
+
 def test_a_relative_margin_needs_a_mean_and_a_spread_must_be_one() -> None:
     with pytest.raises(UsageError, match="--mean response_length"):
         plan({"response_length": 0.02}, {"response_length": Spread("response_length", group=5.0)}, Setting(), RNG)
@@ -95,6 +125,8 @@ def test_a_relative_margin_needs_a_mean_and_a_spread_must_be_one() -> None:
         planned(spread=Spread("reward", group=float("nan")))
     with pytest.raises(UsageError, match="--gpus"):
         Setting(gpus=0)
+    with pytest.raises(UsageError, match="--seconds-per-step"):
+        Setting(seconds_per_step=float("inf"))
 
 
 RNG = np.random.default_rng(0)

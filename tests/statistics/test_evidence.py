@@ -183,6 +183,17 @@ def test_a_huge_difference_that_was_seen_and_clipped_is_not_parity() -> None:
     assert "(0 in the baseline, " in marginal.message and "so that a difference in fewer than" in marginal.message
 
 
+def test_a_mean_that_moves_through_its_margin_and_on_is_not_parity() -> None:
+    rng = np.random.default_rng(3)
+    noise, baseline = rng.normal(0, 0.1, 1600), np.full(1600, 0.5)
+    # -0.2, then +0.2, with a margin of 0.1: each side of the test is right for a time, and neither mean is inside
+    moved = np.clip(baseline + noise + np.where(np.arange(1600) < 100, -0.2, 0.2), 0, 1)
+    for experiment, parity in ((moved, False), (np.clip(baseline + noise, 0, 1), True)):
+        mean = Mean.of(0.1, relative=False, bound=1.0).update(baseline, experiment)
+        assert mean.log_e_parity is not None and mean.log_e_parity >= ENOUGH
+        assert mean.is_parity is parity
+
+
 def test_more_groups_that_it_would_take_are_said() -> None:
     groups, found = watched(groups=64, margins={"reward": 0.02})
     assert groups == 64
