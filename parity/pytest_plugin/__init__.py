@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -200,7 +201,9 @@ def parity_check(request: pytest.FixtureRequest) -> Callable[..., list[Finding]]
         if isinstance(required, str):
             pytest.fail(f"required is {required!r}, not a list of checks", pytrace=False)
         front = _front_of(request)  # now, as the test may have asked for its engine since
-        return _passing(contract_findings(samples, front.exchanges if front else None, _rules(told), chunk), required)
+        with _readable():
+            findings = contract_findings(samples, front.exchanges if front else None, _rules(told), chunk)
+        return _passing(findings, required)
 
     return check
 
@@ -223,7 +226,8 @@ def parity_baseline(request: pytest.FixtureRequest) -> Callable[[Any], list[Find
         request.node.stash[UNCALLED] = False
         if request.config.getoption("--parity-baseline") is None:
             pytest.skip("not compared: --parity-baseline names no recordings")
-        rollout = rollout_of(samples, group_size)
+        with _readable():
+            rollout = rollout_of(samples, group_size)
         front = _front_of(request)
         exchanges = front.exchanges if front else None
         baseline = _recorded(request)
@@ -285,7 +289,19 @@ def _recorded(request: pytest.FixtureRequest) -> Baseline | None:
         return None
     if not _directory(request).is_dir():
         pytest.fail(f"{_directory(request)}: no recording of this test; --parity-record writes it", pytrace=False)
-    return Baseline.read(_directory(request))
+    with _readable():
+        return Baseline.read(_directory(request))
+
+
+@contextmanager
+def _readable() -> Iterator[None]:
+    """Fails the test with what parity says of samples that it cannot read, and not with parity's own code."""
+    from parity.errors import ParityError
+
+    try:
+        yield
+    except ParityError as error:
+        raise pytest.fail.Exception(str(error), pytrace=False) from None
 
 
 def _passing(findings: list[Finding], required: Collection[str] = ()) -> list[Finding]:

@@ -363,6 +363,16 @@ def test_a_misspelt_rule_is_named(host, pytester, more, said):
     assert "TypeError" not in output
 
 
+def test_samples_that_cannot_be_read_are_named_without_the_code_that_read_them(host, pytester):
+    (pytester.path / "a.samples.jsonl").write_text('{"group_index": 0, "index": 0, "prompt": "1+1="}\n')
+    pytester.makepyfile(test_host="def test_saved(parity_check):\n    parity_check('a.samples.jsonl')\n")
+    outcomes, output = host()
+    assert outcomes == {"failed": 1}
+    assert "unknown fields ['prompt']" in output
+    assert "checking.py" not in output
+    assert "another exception" not in output
+
+
 def test_a_test_case_of_unittest_that_compares_nothing_fails_and_one_that_does_is_skipped(host, pytester):
     pytester.makepyfile(
         test_host="""
