@@ -125,7 +125,7 @@ def print_bench(report: BenchReport, console: Console) -> None:
         title = f"ratio to\n{report.across[0].baseline}"
         console.print(_ratio_table(title, report.across, lambda one: name_of(one.policy, one.mode)))
     if report.not_earlier:
-        said = f"{NOT_COMPARED} with the earlier benchmark: {', '.join(report.not_earlier)}, which it does not hold"
+        said = f"{NOT_COMPARED} with the earlier benchmark: {'; '.join(report.not_earlier)}, which it does not hold"
         console.print(Text(said, style="yellow"))
     for reason in report.refused:
         console.print(Text(f"no ratio of {reason}", style="yellow"))
@@ -240,8 +240,8 @@ def _ratio_table(title: str, found: Sequence[Ratio], called: Callable[[Ratio], s
 def _ratio_cell(one: Ratio) -> str:
     if one.ratio is None:
         return "refused" if "unequal" in (one.refused or "") else ""
-    interval = f"\n{one.ci95[0]:.3g} to {one.ci95[1]:.3g}" if one.ci95 and one.ci95[0] < one.ci95[1] else ""
-    return f"{TIMES}{one.ratio:.3g}{interval}"
+    low, high = (f"{end:.3g}" for end in one.ci95 or (one.ratio, one.ratio))
+    return f"{TIMES}{one.ratio:.3g}" + (f"\n{low} to {high}" if low != high else "")
 
 
 def ratio_lines(found: Sequence[Ratio]) -> list[str]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from rich.console import Console
 from scipy import stats
 
 from parity.bench import BenchConfig, BenchResult, Load, Measurement, Workload, compare, parse_mode, ratios, summarise
-from parity.reports.bench import assess
+from parity.reports.bench import assess, print_bench
 
 WORK = Workload(groups=4, group_size=2, new_tokens=10)
 
@@ -97,6 +99,27 @@ def test_policies_are_compared_mode_by_mode_with_the_first_as_modes_are_under_ea
         "round_robin, native to cache_aware",
     ]
     assert "round_robin, native, repeat 1: 7 samples came back, 8 were asked for" in broken.refused[1]
+
+
+def test_a_table_says_once_what_an_earlier_benchmark_lacks_and_no_interval_without_a_width():
+    modes = tuple(map(parse_mode, ("per-sample", "native")))
+    seconds = {"per-sample": [1.0, 1.3, 1.2], "native": [0.5, 0.7, 0.9]}
+    rows = [
+        replace(one, policy=policy)
+        for policy in ("cache_aware", "random")
+        for mode, values in seconds.items()
+        for one in rollouts(mode, values)
+    ]
+    asked = BenchConfig(WORK, modes, repeats=3, workers=2, routers=("cache_aware", "random"))
+    result = BenchResult(asked, {}, True, tuple(rows))
+    earlier = replace(result, rollouts=tuple(row for row in rows if row.policy != "random"))
+    console = Console(record=True, width=200, file=io.StringIO())
+    print_bench(assess(result, earlier), console)
+    printed = console.export_text()
+    assert "earlier benchmark: random, per-sample; random, native, which" in printed
+    assert "0.5 to 0.5" not in printed  # of 4 requests to 8, three times, whose mean log is rounded
+    low, high = wall(assess(result).ratios).ci95
+    assert f"{low:.3g} to {high:.3g}" in printed  # the control
 
 
 def test_one_repeat_has_a_ratio_and_no_interval():
