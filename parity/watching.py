@@ -157,6 +157,11 @@ def follow(directory: Path) -> Follower:
     return RecordingFollower(directory)
 
 
+def is_to_come(directory: Path) -> bool:
+    """Whether there is nothing to follow yet, and nothing else either: whoever writes it may be starting."""
+    return all(path.name.startswith((".", "compared", "rollout.groups.")) for path in directory.glob("*"))
+
+
 class ExperimentFollower:
     """Reads the finished steps of an experiment's runs, run by run in the order they started."""
 

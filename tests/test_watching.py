@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -366,6 +367,30 @@ def test_a_range_of_rewards_that_is_none_is_refused(
     record(tmp_path, 0, drawn(0))
     with pytest.raises(UsageError, match="--reward-range"):
         cli.main(["watch", str(tmp_path), "--once", "--reward-range", *bounds], standalone_mode=False)
+
+
+def test_a_recording_that_has_not_begun_is_waited_for(
+    tmp_path: Path, drawn: Drawn, record: Recorded, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As by a watcher that is started beside the training, or before it: step by step the recorder's folder appears."""
+    folder = tmp_path / "record"
+    begins: list[Callable[[], object]] = [
+        folder.mkdir,
+        (folder / "rollout.groups.jsonl").touch,
+        (folder / "compared").mkdir,
+    ]
+    begins += [partial(record, folder, step, drawn(step, spoil=lower_reward)) for step in range(30)]
+    monkeypatch.setattr("time.sleep", lambda _: begins.pop(0)())
+    with pytest.raises(SystemExit) as end:
+        cli.main(["watch", str(folder), "--quiet"], standalone_mode=False)
+    assert end.value.code == 1
+    assert "record: nothing is there yet, waiting for it" in capsys.readouterr().err
+
+
+def test_a_folder_of_something_else_is_not_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "train.log").touch()
+    with pytest.raises(InputError, match="give the --out of `parity run`"):
+        cli.main(["watch", str(tmp_path)], standalone_mode=False)
 
 
 def test_a_directory_that_is_neither_is_refused_with_what_to_give(tmp_path: Path) -> None:

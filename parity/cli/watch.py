@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -30,7 +31,7 @@ Examples:
 
 
 @click.command(epilog=EXAMPLES + "\n" + EXIT_HELP)
-@click.argument("directory", type=click.Path(path_type=Path, file_okay=False, exists=True))
+@click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
 @click.option(
     "--reward-range", type=float, nargs=2, default=(0.0, 1.0), show_default=True, help="What a reward can be."
 )
@@ -54,13 +55,14 @@ def watch(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Follows runs in which the arm of each group is drawn, and stops as soon as the evidence suffices either way.
+    """Follows runs that draw the arm of each group.
 
-    DIRECTORY is an experiment of `parity run` (with --design probe or switchback) or what the patch records inside a
-    host (assignment probe or switchback). Shown are e-values and 95 % confidence sequences of how the arms differ, and
-    breaches of the contract. Both hold at every look: it ends with DIFFERENT once the mean e-value reaches 20 or the
-    contract is broken, and with PARITY once every sequence is inside its margin. Ctrl-C judges what has come so far.
-    Started again, it comes to the same evidence from the same files.
+    It stops as soon as the evidence suffices either way. DIRECTORY is an experiment of `parity run` (with --design
+    probe or switchback) or what the patch records inside a host (assignment probe or switchback). Shown are
+    e-values and 95 % confidence sequences of how the arms differ, and breaches of the contract. Both hold at every
+    look: it ends with DIFFERENT once the mean e-value reaches 20 or the contract is broken, and with PARITY once
+    every sequence is inside its margin. Ctrl-C judges what has come so far. Started again, it comes to the same
+    evidence from the same files. It may be started before what it follows.
     """
     from parity import watching
     from parity.reports.watch import line, print_result, screen
@@ -68,6 +70,10 @@ def watch(
 
     if not -math.inf < reward_range[0] < reward_range[1] < math.inf:
         raise UsageError(f"--reward-range {reward_range[0]:g} {reward_range[1]:g}: the lowest, then the highest reward")
+    if not once and watching.is_to_come(directory):
+        click.echo(f"{directory}: nothing is there yet, waiting for it", err=True)
+        while watching.is_to_come(directory):
+            time.sleep(watching.POLL_SECONDS)
     follower = watching.follow(directory)
     ours = isinstance(follower, watching.ExperimentFollower)
     if ours and margins:
