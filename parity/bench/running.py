@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -109,7 +109,12 @@ def run_bench(
 
     with _launched(config, model_path, log_dir, control, starting) as engines:
         target = _Target(engines, sources, model_path, vocabulary, control)
-        rollouts, info = asyncio.run(target.measure_all(config, tell))
+        try:
+            rollouts, info = asyncio.run(target.measure_all(config, tell))
+        except EngineError as error:
+            if ended := _ended(engines.values()):
+                raise EngineError(f"{', '.join(ended)} ended meanwhile, logs in {log_dir}: {error}") from error
+            raise
     return BenchResult(config, info, target.flushes, tuple(rollouts))
 
 
@@ -140,6 +145,12 @@ def _launched(
     finally:
         for engine in engines.values():
             engine.stop()
+
+
+def _ended(engines: Iterable[Engine]) -> list[str]:
+    """The names of those, of their workers and of their routers whose process does not run."""
+    parts = [part for one in engines for part in ((*one.workers, one.router) if isinstance(one, Fleet) else (one,))]
+    return list(dict.fromkeys(part.engine_id for part in parts if not part.alive()))
 
 
 def _rounds(config: BenchConfig) -> list[tuple[int, str | None, Mode]]:

@@ -13,9 +13,10 @@ from click.testing import CliRunner, Result
 from paced_worker import paced_workers
 from toy_engine import toy_engine
 
+from parity.bench import running
 from parity.bench.files import read_bench
 from parity.cli import cli
-from parity.engine import router
+from parity.engine import RemoteEngine, router
 from parity.errors import EngineError, InputError, ParityError, UsageError
 
 DATA = Path(__file__).parents[1] / "data"
@@ -204,6 +205,18 @@ def test_logs_and_counters_alone_are_counted():
 )
 def test_what_cannot_be_measured_is_said(arguments, said):
     assert said in str(run(*arguments).exception)
+
+
+@pytest.mark.parametrize("runs", [False, True])
+def test_an_engine_that_ended_is_named_with_its_logs(runs, tmp_path, monkeypatch):
+    class Engine(RemoteEngine):
+        def alive(self):
+            return runs
+
+    monkeypatch.setattr(running, "open_engine", lambda *_, **__: Engine("http://127.0.0.1:9", "embedded-0", False))
+    said = str(run("--engine", "embedded", *SMALL, "--model-path", str(tmp_path), "--out", str(tmp_path)).exception)
+    assert "no engine answers at http://127.0.0.1:9/health" in said
+    assert said.startswith(f"embedded-0 ended meanwhile, logs in {tmp_path / 'logs'}: ") is not runs
 
 
 def test_an_engine_that_does_not_say_its_vocabulary_needs_it_said():
