@@ -188,7 +188,7 @@ ELSEWHERE = {
     ),
     (
         "measures for minutes",
-        "tests/bench/test_command.py::test_engines_behind_the_real_router_are_started_measured_and_counted",
+        "tests/bench/test_command.py::test_engines_behind_real_routers_are_started_once_measured_and_counted",
     ): (
         "parity bench --engine embedded --workers 3 --router cache_aware --router round_robin --shared-prefix part",
         "parity bench --engine embedded --workers 3 --router cache_aware round_robin --shared-prefix part",
