@@ -112,7 +112,19 @@ def _account_findings(rollout: Rollout, exchanges: Sequence[Exchange], chunk: in
         reason = f"{lone} of {len(exchanges)} requests are for a prompt that is not that of one group"
         message = f"samples are not compared with their exchanges: {reason}"
         return [Finding("requests_accounted", Level.CONTRACT, Status.NOT_COMPARED, message)]
-    return check_accounting(rollout, assigned, chunk)
+    return [*check_accounting(rollout, assigned, chunk), *_dropped(assigned)]
+
+
+def _dropped(assigned: Sequence[Exchange]) -> list[Finding]:
+    """Requests that failed for a prompt that no sample has: of a group that was left out, since it has no samples."""
+    failed = [exchange for exchange in assigned if exchange.group_index is None]
+    if not failed:
+        return []
+    message = (
+        f"{len(failed)} of {len(assigned)} requests failed for a prompt that no sample has, the first with status "
+        f"{failed[0].status}: its group was left out"
+    )
+    return [Finding("requests_accounted", Level.CONTRACT, Status.FAIL, message)]
 
 
 def assign(exchanges: Iterable[Exchange], rollout: Rollout) -> list[Exchange]:
