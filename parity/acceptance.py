@@ -16,11 +16,10 @@ from parity.contract_checks import (
     check_recording,
     check_requests,
 )
-from parity.contracts.outcomes import quantity
 from parity.errors import InputError
 from parity.exchanges import Exchange
 from parity.experiment import DESIGNS, LIST_TWIN, MIXED_DESIGNS, ExperimentConfig, Pair, plan_pairs, weight_version
-from parity.findings import Finding, Level, Severity, Status, Where
+from parity.findings import Finding, Level, Severity, Status, Where, quantity
 from parity.metrics import RunCurves, curves_of_run, rollout_metrics
 from parity.replay import compare_twins
 from parity.reports.document import Report, build_report
@@ -120,7 +119,8 @@ def _unfinished(directory: Path, planned: Sequence[Pair]) -> Iterator[Finding]:
         steps = min(store.finished_steps() for store in stores)
         if steps < pair.steps:
             level = _LEVEL_OF_DESIGN.get(pair.design, Level.REPLAY)
-            message = f"{steps} of {pair.steps} steps of {' and '.join(pair.names)} are finished; go on with --resume"
+            finished = f"{steps} of {quantity(pair.steps, 'steps')}"
+            message = f"{' and '.join(pair.names)} finished {finished}; go on with --resume"
             if why := next((str(text) for store in stores if (text := store.outcome().get("message"))), None):
                 message = f"{message} ({why})"
             # Evidence from inside a run holds at every look, so that a run which goes on leaves nothing open.
@@ -278,7 +278,8 @@ def _sum(check: str, alike: Sequence[Finding]) -> list[Finding]:
         message = f"{quantity(counts['checked'], unit)} {in_runs}: {_RULE_OF_CHECK[check]}"
     else:
         of_all = f"{counts['not_compared']:,} of {quantity(counts['checked'] + counts['not_compared'], unit)}"
-        message = f"{of_all} {in_runs} not compared: {alike[0].message.partition(': ')[2]}"
+        what = f"{of_all} {in_runs} not compared" if counts["not_compared"] else f"not compared {in_runs}"
+        message = f"{what}: {alike[0].message.partition(': ')[2]}"
     return [replace(alike[0], where=Where(), message=message, evidence={**counts, "unit": unit, "runs": runs})]
 
 

@@ -20,7 +20,7 @@ import pyarrow as pa
 from parity.contract_checks import AdvantageFormula, Rules, check_batches, check_exchanges, check_recording, samples_of
 from parity.errors import InputError, UsageError
 from parity.exchanges import Exchange
-from parity.findings import Finding, Status
+from parity.findings import Finding, Status, quantity
 from parity.readers import Omission, Source, dataset_of, find_sources, omission
 from parity.readers.lines import in_batches
 from parity.readers.rows import rollout_of
@@ -118,7 +118,7 @@ class _Reading:
 
     def report(self) -> None:
         """Tells the watcher how far it is."""
-        text = f"{self.samples:,} samples, {self.exchanges:,} exchanges"
+        text = f"{quantity(self.samples, 'samples')}, {quantity(self.exchanges, 'exchanges')}"
         self.watcher(len(self.begun), self.of, text)
 
     def leave_out(self, source: Source, error: InputError | UsageError) -> None:

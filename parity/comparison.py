@@ -12,7 +12,7 @@ import numpy as np
 from parity.curves.runs import COMPLETED, RecordedRun
 from parity.errors import UsageError
 from parity.experiment import DEFAULT_MARGINS
-from parity.findings import Finding, Judgement, Level, Severity, Status, Verdict, Where, status_of_level
+from parity.findings import Finding, Judgement, Level, Severity, Status, Verdict, Where, quantity, status_of_level
 from parity.metrics import RunCurves
 from parity.reports.document import Report, build_report
 from parity.reports.runs import RunRecord
@@ -164,13 +164,14 @@ def _reward_findings(runs: Sequence[RunCurves]) -> list[Finding]:
     if lacking:
         named = sorted({metric for run in lacking for metric in run if "reward" in metric or "score" in metric})
         there = f"; recorded are {', '.join(named[:SHOWN])}" if named else ""
-        message = f"{REWARD} is not in {len(lacking)} of {len(runs)} runs{there}: --names maps what they call it to it"
+        share = f"{len(lacking)} of {quantity(len(runs), 'runs')}"
+        message = f"{REWARD} is not in {share}{there}: --names maps what they call it to it"
         return [_warning("reward_recorded", Status.INCONCLUSIVE, message)]
     values = np.unique(np.concatenate([run[REWARD].values for run in runs]))
     if len(values) == 1:
         message = f"{REWARD} is {values[0]:g} at every step of every run: nothing was learnt that could differ"
         return [_warning("reward_recorded", Status.INCONCLUSIVE, message)]
-    return [_warning("reward_recorded", Status.PASS, f"{REWARD} is in all {len(runs)} runs and varies")]
+    return [_warning("reward_recorded", Status.PASS, f"{REWARD} is in all {quantity(len(runs), 'runs')} and varies")]
 
 
 def _curves(run: RecordedRun) -> RunCurves:
@@ -182,7 +183,8 @@ def _source_findings(runs: Sequence[RecordedRun]) -> list[Finding]:
     found = []
     for run in runs:
         steps = max(len(curve.steps) for curve in run.curves.values())
-        given = f"{run.name}: {run.format} with {len(run.curves)} metrics of up to {steps} steps"
+        size = f"{quantity(len(run.curves), 'metrics')} of up to {quantity(steps, 'steps')}"
+        given = f"{run.name}: {run.format} with {size}"
         if run.skipped:
             message = f"{given}; left out: {'; '.join(run.skipped)}"
             found.append(_warning("source", Status.NOT_COMPARED, message, run.name, skipped=list(run.skipped)))

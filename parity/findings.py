@@ -122,6 +122,11 @@ class Finding:
         }
 
 
+def quantity(number: int, unit: str) -> str:
+    """A number of units, which are named in the plural: ``1,024 samples``, ``1 sample``."""
+    return f"{number:,} {unit if number != 1 else unit.removesuffix('s')}"
+
+
 @dataclass(frozen=True, slots=True)
 class Judgement:
     """A verdict and the sentences that it rests on."""
@@ -161,7 +166,7 @@ def judge(findings: Sequence[Finding]) -> Judgement:
         of_level = [finding for finding in findings if finding.level is level]
         failed = [finding for finding in of_level if finding.fails]
         compared = sum(finding.status is not Status.NOT_COMPARED for finding in of_level)
-        detail = failed[0].message if failed else f"{compared} of {len(of_level)} findings compared"
+        detail = failed[0].message if failed else f"{compared} of {quantity(len(of_level), 'findings')} compared"
         reasons.append(f"{level.rung} {level.value}: {status[level].value.replace('_', ' ')} ({detail})")
     if Status.FAIL in status.values():
         return Judgement(Verdict.DIFFERENT, reasons)

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from parity.errors import InputError
+from parity.findings import quantity
 from parity.samples import FINISH_REASONS, Rollout
 
 Floats = npt.NDArray[np.float64]
@@ -42,7 +43,7 @@ def rollout_metrics(rollout: Rollout, seconds: float, engines: int | None = None
     if len(rollout) == 0:
         raise InputError("a rollout without samples has no metrics")
     if not seconds > 0:
-        raise InputError(f"a rollout of {len(rollout)} samples cannot take {seconds} seconds")
+        raise InputError(f"a rollout of {quantity(len(rollout), 'samples')} cannot take {seconds} seconds")
     groups = _group_of_sample(rollout)
     metrics = {
         "rollout/samples": float(len(rollout)),
@@ -390,13 +391,14 @@ class AlignedRuns:
         """What was found while aligning, one sentence each; empty when every run has the same steps once."""
         found = []
         for run, steps in self.missing.items():
-            found.append(f"{run} lacks {len(steps)} steps of the common range (first {steps[0]})")
+            found.append(f"{run} lacks {quantity(len(steps), 'steps')} of the common range (first {steps[0]})")
         for run, count in self.outside.items():
-            found.append(f"{run} has {count} steps outside the common range that are not used")
+            found.append(f"{run} has {quantity(count, 'steps')} outside the common range, not used")
         for run, steps in self.rewound.items():
-            found.append(f"{run} went through {len(steps)} steps more than once (first {steps[0]}); the last counts")
+            again = quantity(len(steps), "steps")
+            found.append(f"{run} went through {again} more than once (first {steps[0]}); the last counts")
         for run, steps in self.not_finite.items():
-            found.append(f"{run} is NaN or infinite at {len(steps)} steps (first {steps[0]})")
+            found.append(f"{run} is NaN or infinite at {quantity(len(steps), 'steps')} (first {steps[0]})")
         return tuple(found)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from parity.errors import InputError, UsageError
+from parity.findings import quantity
 from parity.metrics import RunCurves, align, late_mean
 from parity.samples import Rollout
 from parity.statistics.evidence import BOUNDED
@@ -302,7 +303,9 @@ def _metric_plan(spread: Spread, margin: float, rng: np.random.Generator) -> Met
             raise InputError(f"{spread.metric}: the {name} spread is {value}, no standard deviation")
     varies = max(_bound(spread), *(value or 0.0 for value in (spread.group, spread.prompt, spread.run)))
     if not 1 / IN_PROPORTION <= margin / varies <= IN_PROPORTION:
-        raise UsageError(f"{spread.metric}: a margin of {margin:g} is out of proportion to values that vary by {varies:g}")
+        raise UsageError(
+            f"{spread.metric}: a margin of {margin:g} is out of proportion to values that vary by {varies:g}"
+        )
     groups, runs = (_some(value, margin) for value in (spread.group, spread.run))
     group_power: list[GroupPowerRow] = []
     if groups:
@@ -360,7 +363,7 @@ def _sample(planned: Sequence[MetricPlan], setting: Setting) -> Design:
     if needed is None:
         return Design("sample", shows, "the spread of groups is not known")
     steps = ceil(2 * needed / setting.groups_per_step)
-    amount = f"about {needed:,} groups in each arm, fewer if the answer is clear"
+    amount = f"about {quantity(needed, 'groups')} in each arm, fewer if the answer is clear"
     cost = _requests(2 * needed, setting), setting.gpu_hours(steps)
     return Design("sample", shows, amount, 2 * needed, steps, *cost, True)
 
@@ -376,7 +379,7 @@ def _in_one_run(planned: Sequence[MetricPlan], setting: Setting) -> list[Design]
         probed = max(1, round(PROBE_SHARE * setting.groups_per_step))
         steps = ceil(pairs / probed)
         groups = steps * (setting.groups_per_step + probed)
-        amount = f"1 run of {steps:,} steps with {probed} prompts a step in both arms"
+        amount = f"1 run of {quantity(steps, 'steps')} with {quantity(probed, 'prompts')} a step in both arms"
         # Only the probed prompts go both ways; the rest go one request a sample.
         requests = steps * (setting.groups_per_step * setting.group_size + probed)
         hours = setting.gpu_hours(steps * (1 + probed / setting.groups_per_step))
@@ -388,24 +391,28 @@ def _in_one_run(planned: Sequence[MetricPlan], setting: Setting) -> list[Design]
         return [*found, Design("switchback", shows, "the spread of groups between prompts is not known")]
     steps = ceil(switched / setting.groups_per_step)
     groups = steps * setting.groups_per_step
-    amount = f"1 run of {steps:,} steps, the arm drawn for each group"
+    amount = f"1 run of {quantity(steps, 'steps')}, the arm drawn for each group"
     cost = _requests(groups, setting), setting.gpu_hours(steps)
     return [*found, Design("switchback", shows, amount, groups, steps, *cost, True)]
 
 
 def _mixed_groups(one: MetricPlan, deviation: float | None, margin: float) -> int | None:
-    return groups_for_sequence(deviation / _bound(one.spread), margin / _bound(one.spread)) if deviation is not None else None
+    return (
+        groups_for_sequence(deviation / _bound(one.spread), margin / _bound(one.spread))
+        if deviation is not None
+        else None
+    )
 
 
 def _paired(planned: Sequence[MetricPlan], setting: Setting) -> Design:
-    shows = f"whole runs of {setting.steps} steps train alike"
+    shows = f"whole runs of {quantity(setting.steps, 'steps')} train alike"
     needed = _most(one.runs for one in planned)
     if needed is None:
         known = all(one.spread.run is not None for one in planned)
         return Design("paired", shows, "more than 1,000 runs" if known else "the spread of runs is not known")
     steps = 2 * needed * setting.steps
     groups = steps * setting.groups_per_step
-    amount = f"{needed} seeds in each arm, {setting.steps} steps each"
+    amount = f"{needed} seeds in each arm, {quantity(setting.steps, 'steps')} each"
     cost = _requests(groups, setting), setting.gpu_hours(steps)
     return Design("paired", shows, amount, groups, steps, *cost, True)
 

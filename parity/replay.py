@@ -18,7 +18,7 @@ import pyarrow as pa
 from parity.contracts.requests import prompt_key
 from parity.errors import InputError
 from parity.exchanges import Exchange
-from parity.findings import Finding, Level, Status, Where
+from parity.findings import Finding, Level, Status, Where, quantity
 from parity.samples import SCHEMA, Rollout
 from rollout_patch import Post
 
@@ -123,10 +123,11 @@ def _presence(left: Rollout, right: Rollout) -> _Placed:
     evidence = {"checked": len(a.keys() | b.keys()), "failed": len(lone) + repeated}
     if not lone and not repeated:
         status = Status.PASS if a else Status.NOT_COMPARED
-        return _LAST, _finding("samples", status, f"both arms have the same {len(a)} samples", evidence=evidence)
+        message = f"both arms have the same {quantity(len(a), 'samples')}"
+        return _LAST, _finding("samples", status, message, evidence=evidence)
     key = lone[0] if lone else (-1, 0, 0)
     has = ("one", "none") if key in a else ("none", "one")
-    message = f"{len(lone)} samples are in one arm only, {repeated} are in an arm twice"
+    message = f"{quantity(len(lone), 'samples')} in one arm only, {repeated} in an arm twice"
     order = (float(key[0]), 0, key[1], key[2], -1)
     return order, _finding("samples", Status.FAIL, message, _where(key, "index"), *has, evidence=evidence)
 
@@ -154,7 +155,7 @@ def _column(name: str, order: int, left: Rollout, right: Rollout) -> _Placed:
         return _LAST, _finding(name, Status.NOT_COMPARED, f"neither arm recorded {name}", evidence=evidence)
     if not differs.any():
         return _LAST, _finding(
-            name, Status.PASS, f"{name} is equal bit for bit in {compared} samples", evidence=evidence
+            name, Status.PASS, f"{name} is equal bit for bit in {quantity(compared, 'samples')}", evidence=evidence
         )
     row = int(np.argmax(differs))
     key = _keys(left)[row].tolist()
@@ -162,7 +163,8 @@ def _column(name: str, order: int, left: Rollout, right: Rollout) -> _Placed:
     place, expected, observed = _first_entry(a, b)
     where = _where(key, name)
     values = f"{_short(expected)} in the baseline, {_short(observed)} in the experiment"
-    message = f"{name} first differs at {where}{place}: {values} ({int(differs.sum())} of {compared} samples differ)"
+    share = f"{int(differs.sum())} of {quantity(compared, 'samples')}"
+    message = f"{name} first differs at {where}{place}: {values} ({share} differ)"
     finding = _finding(name, Status.FAIL, message, where, expected, observed, evidence=evidence)
     return (float(key[0]), 0, key[1], key[2], order), finding
 
@@ -232,12 +234,12 @@ def _metric(name: str, order: int, steps: Sequence[int], a: _Steps, b: _Steps) -
     evidence = {"checked": len(pairs), "failed": len(wrong)}
     if not wrong:
         return _LAST, _finding(
-            name, Status.PASS, f"{name} is equal bit for bit in {len(pairs)} steps", evidence=evidence
+            name, Status.PASS, f"{name} is equal bit for bit in {quantity(len(pairs), 'steps')}", evidence=evidence
         )
     step, x, y = wrong[0]
     where = Where(None, step, None, None, name)
     message = f"{name} first differs at step {step}: {x!r} in the baseline, {y!r} in the experiment"
-    message += f" ({len(wrong)} of {len(pairs)} steps differ)"
+    message += f" ({len(wrong)} of {quantity(len(pairs), 'steps')} differ)"
     return (float(step), 1, 0, 0, order), _finding(name, Status.FAIL, message, where, x, y, evidence=evidence)
 
 
@@ -303,7 +305,7 @@ def replaying_post(exchanges: Iterable[Exchange]) -> Post:
             wanted, left = n * keys.count(key), len(outputs.get(key, ()))
             if left < wanted:
                 raise InputError(
-                    f"the recording has {left} outputs left for prompt {_short(key)}, {wanted} are asked for"
+                    f"the recording has {quantity(left, 'outputs')} left for prompt {_short(key)}, {wanted} asked for"
                 )
         answers = [outputs[key].popleft() for key in keys for _ in range(n)]
         return answers if request.is_batch or n > 1 else answers[0]
@@ -318,9 +320,9 @@ def _outputs_by_prompt(exchanges: Iterable[Exchange]) -> dict[str, deque[Any]]:
     for exchange in answered:
         n, received = max(exchange.n, 1), exchange.outputs
         if len(received) != n * len(exchange.prompts):
-            asked = f"{len(exchange.prompts)} prompts with n = {n}"
+            asked = f"{quantity(len(exchange.prompts), 'prompts')} with n = {n}"
             place = f"recorded exchange of step {exchange.rollout_id}, group {exchange.group_index}"
-            raise InputError(f"{place}: field 'response' holds {len(received)} outputs for {asked}")
+            raise InputError(f"{place}: field 'response' holds {quantity(len(received), 'outputs')} for {asked}")
         for slot, output in enumerate(received):
             outputs.setdefault(prompt_key(exchange, slot // n), deque()).append(output)
     return outputs

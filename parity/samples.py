@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from parity.errors import InputError
+from parity.findings import quantity
 
 SCHEMA = pa.schema(
     [
@@ -158,7 +159,8 @@ class Rollout:
                 continue
             values = table.column(column.name)
             if not column.nullable and values.null_count:
-                raise InputError(f"{source}: column {column.name!r} has {values.null_count} nulls in {len(table)} rows")
+                nulls, rows = quantity(values.null_count, "nulls"), quantity(len(table), "rows")
+                raise InputError(f"{source}: column {column.name!r} has {nulls} in {rows}")
             try:
                 arrays.append(values.cast(column.type))
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:

@@ -18,7 +18,7 @@ from parity.contract_checks import check_samples
 from parity.faults import CONTROLS, FAULTS, Control, Fault, Kind, name_of
 from parity.faults.clean import RULES, clean_prompts, clean_rollout
 from parity.faults.scenes import DRAWS
-from parity.findings import Finding, Status
+from parity.findings import Finding, Status, quantity
 
 SEED = 2026
 CLEAN_RUNS, CLEAN_STEPS, CLEAN_GROUPS = 200, 4, 16
@@ -249,13 +249,13 @@ def summary(result: SelfTest) -> str:
         *(f"{control.control}: {_mark(control)}" for control in result.controls if not control.passed),
     ]
     clean = result.clean
-    alarms = ", ".join(f"{name} in {count} runs" for name, count in clean.alarms.items()) or "no false alarm"
+    alarms = ", ".join(f"{name} in {quantity(count, 'runs')}" for name, count in clean.alarms.items())
     caught, quiet = (sum(trial.passed for trial in trials) for trials in (result.faults, result.controls))
     return "\n".join(
         [
             *wrong,
-            f"{clean.runs} clean runs of {clean.groups} groups, {clean.samples} samples in all: {alarms} "
-            f"({clean.seconds:.1f} s)",
+            f"{clean.runs} clean runs of {clean.groups} groups, {clean.samples} samples in all: "
+            f"{alarms or 'no false alarm'} ({clean.seconds:.1f} s)",
             f"{caught} of {len(result.faults)} faults caught by the check named for them and by no other, "
             f"{quiet} of {len(result.controls)} controls pass: {'PASS' if result.passed else 'FAIL'}",
         ]

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from parity.errors import InputError
 from parity.experiment import DEFAULT_MARGINS
-from parity.findings import Finding, Level, Severity, Status, Verdict
+from parity.findings import Finding, Level, Severity, Status, Verdict, quantity
 from parity.samples import Rollout
 from parity.statistics.findings import STATUS_OF_VERDICT, metric_finding
 from parity.statistics.monitor import Monitor, Watched
@@ -342,9 +342,10 @@ def _left_out(trajectory: Trajectory) -> list[Finding]:
 
     A warning, and inconclusive where the others may be selected.
     """
-    counts = [f"{count} of {arm} lack a value that others have" for arm, count in sorted(trajectory.left_out.items())]
+    lacking = sorted(trajectory.left_out.items())
+    counts = [f"{count} of {arm} without a value that others have" for arm, count in lacking]
     if trajectory.alone:
-        counts.append(f"{trajectory.alone} probed groups were seen in one arm only")
+        counts.append(f"{quantity(trajectory.alone, 'probed groups')} seen in one arm only")
     if trajectory.log_e_of_coin >= -np.log(ALPHA):
         arm = trajectory.arms[1]
         counts.append(
@@ -369,7 +370,7 @@ def _metric_finding(name: str, one: Watched, metrics: int) -> Finding:
         verdict = Verdict.INCONCLUSIVE
     low, high = one.interval
     message = (
-        f"{name}: differs by {one.estimate:+.4g} over {one.process.units} groups "
+        f"{name}: differs by {one.estimate:+.4g} over {quantity(one.process.units, 'groups')} "
         f"(95 % sequence {low:+.4g} to {high:+.4g}, margin ±{one.margin:g}, e-value {e_value(one.process.log_e)})"
     )
     if verdict is Verdict.INCONCLUSIVE and low < high:
@@ -401,7 +402,8 @@ def _together_finding(trajectory: Trajectory) -> Finding:
         "switchback": "each group in an arm drawn by a coin",
     }[trajectory.policy]
     message = (
-        f"{monitor.groups} groups, {how}: mean e-value of {len(monitor.watched)} metrics {e_value(monitor.log_e)}, "
+        f"{quantity(monitor.groups, 'groups')}, {how}: "
+        f"mean e-value of {quantity(len(monitor.watched), 'metrics')} {e_value(monitor.log_e)}, "
         f"largest at any look {e_value(monitor.largest_log_e)}, where 20 decides. This speaks of sampling along a "
         "run that trained on both arms, at its weights; a run in one arm alone it does not show"
     )

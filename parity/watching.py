@@ -18,7 +18,7 @@ from parity.contract_checks import Rules, check_batches, check_exchanges
 from parity.errors import InputError
 from parity.exchanges import Exchange
 from parity.experiment import ExperimentConfig
-from parity.findings import Finding, Judgement, Level, Status, Verdict, judge
+from parity.findings import Finding, Judgement, Level, Status, Verdict, judge, quantity
 from parity.readers.lines import read_appended
 from parity.readers.own import samples_of_lines
 from parity.samples import Rollout
@@ -328,7 +328,10 @@ def judge_recording(directory: Path, seen: Watch) -> WatchResult:
     for trajectory in seen.trajectories.values():
         found += trajectory_findings(trajectory)
     if not seen.trajectories:
-        message = f"no group's arm was drawn between two arms in {seen.steps} steps: assign them by probe or switchback"
+        message = (
+            f"no group's arm was drawn between two arms in {quantity(seen.steps, 'steps')}: "
+            "assign them by probe or switchback"
+        )
         found.append(Finding("trajectory_evidence", Level.SAMPLING, Status.NOT_COMPARED, message))
     return WatchResult(tuple(found), checked.counts, judge(found))
 

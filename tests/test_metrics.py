@@ -219,7 +219,7 @@ def test_runs_are_aligned_on_the_steps_that_all_have_and_losses_are_stated() -> 
     assert aligned.missing == {"b": (3,)}
     assert aligned.outside == {"a": 1, "b": 1}
     assert aligned.missing_share == 0.25
-    assert any("b lacks 1 steps" in note for note in aligned.notes())
+    assert any("b lacks 1 step " in note for note in aligned.notes())
 
 
 def test_runs_that_do_not_overlap_have_no_common_range() -> None:

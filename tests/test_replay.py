@@ -245,7 +245,7 @@ async def test_recorded_answers_of_the_real_engine_come_back_in_every_form() -> 
         outputs[2],
         outputs[5],
     ]
-    with pytest.raises(InputError, match=r"0 outputs left for prompt .* 1 are asked for"):
+    with pytest.raises(InputError, match=r"0 outputs left for prompt .* 1 asked for"):
         await post({"input_ids": first, "sampling_params": {}}, {})
 
 
@@ -265,5 +265,5 @@ async def test_prompts_with_different_images_are_different_prompts() -> None:
 def test_a_recording_with_an_output_too_few_is_refused(valid_samples: Build, valid_exchanges: Record) -> None:
     exchange = valid_exchanges(valid_samples(groups=1))[0]
     exchange.response.pop()
-    with pytest.raises(InputError, match="step 0, group 0: field 'response' holds 3 outputs for 1 prompts with n = 4"):
+    with pytest.raises(InputError, match="step 0, group 0: field 'response' holds 3 outputs for 1 prompt with n = 4"):
         replaying_post([exchange])

@@ -65,7 +65,7 @@ def test_what_is_not_known_is_not_zero() -> None:
     ("table", "message"),
     [
         (pa.table({"group_index": [0]}), "required column 'index' is missing"),
-        (pa.table({"group_index": [0], "index": [None]}), "column 'index' has 1 nulls in 1 rows"),
+        (pa.table({"group_index": [0], "index": [None]}), "column 'index' has 1 null in 1 row"),
         (pa.table({"group_index": [0], "index": [0], "rewards": [1.0]}), r"unknown columns \['rewards'\]"),
         (pa.table({"group_index": [0], "index": [0], "reward": ["x"]}), "column 'reward' is string, not double"),
         (pa.table({"group_index": [0], "index": [0], "output_ids": [2**40]}), "column 'output_ids' is int64"),

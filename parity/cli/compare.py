@@ -15,6 +15,7 @@ from parity.cli.shared import (
     EXIT_HELP,
     SeveralValues,
     counting,
+    language_option,
     new_directory,
     parse_margins,
     parse_pairs,
@@ -23,6 +24,7 @@ from parity.cli.shared import (
     tracker_options,
 )
 from parity.reports.trackers import Targets
+from parity.reports.words import Language, speaker
 
 COMPARE_EXAMPLES = """\b
 Examples:
@@ -65,6 +67,7 @@ Examples:
 )
 @click.option("--min-steps", type=click.IntRange(4), default=30, show_default=True, help="Fewest common steps.")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Default: parity-out/<time>.")
+@language_option
 @tracker_options
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on standard output.")
 @click.option("--quiet", is_flag=True, help="Print only the verdict.")
@@ -77,16 +80,18 @@ def compare(
     names: Path | None,
     min_steps: int,
     out: Path | None,
+    language: Language,
     as_json: bool,
     quiet: bool,
     targets: Targets,
 ) -> None:
-    """Compares training runs that any trainer made: do the curves of two arms agree, and is one faster?
+    """Compares training runs that any trainer made.
 
-    SRC is a run, or several: a directory of this command, TensorBoard, W&B or ClearML, a log of slime, Miles, Relax or
-    verl, verl's file logger, Miles' events, trainer_state.json, CSV, JSON lines, wandb:ENTITY/PROJECT/ID or clearml:ID.
-    It is recognised by its content. Each run gives one number a metric; steps are never samples. One run an arm decides
-    nothing, whatever its length, unless --history shows how much runs differ.
+    Do the curves of two arms agree, and is one faster? SRC is a run, or several: a directory of this command,
+    TensorBoard, W&B or ClearML, a log of slime, Miles, Relax or verl, verl's file logger, Miles' events,
+    trainer_state.json, CSV, JSON lines, wandb:ENTITY/PROJECT/ID or clearml:ID. It is recognised by its content. Each
+    run gives one number a metric; steps are never samples. One run an arm decides nothing, whatever its length, unless
+    --history shows how much runs differ.
     """
     from parity.comparison import Question, margins_of
     from parity.comparison import compare as compare_runs
@@ -109,15 +114,16 @@ def compare(
     facts = {"commands": [shlex.join(["parity", *sys.argv[1:]])], "versions": versions()}
     report = compare_runs(runs["baseline"], runs["experiment"], runs["history"], question, facts)
     directory = (out or new_directory()) / "report"
-    files = write_report(report, directory)
-    tell_github(report)
+    files = write_report(report, directory, language=language)
+    tell_github(report, language)
     console = Console(stderr=as_json, highlight=False)
     if as_json:
         sys.stdout.buffer.write((directory / "report.json").read_bytes())
     elif quiet:
         console.print(report.verdict.verdict.value)
     else:
-        print_comparison(report, console)
-        console.print(f"report: {files[-1]}", style="dim")
+        print_comparison(report, console, language)
+        say = speaker(language)
+        console.print(f"{say('report')}{say(': ')}{files[-1]}", style="dim")
     publish_to(targets, report, directory)
     sys.exit(EXIT_CODES[report.verdict.verdict])

@@ -13,10 +13,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from parity.cli.shared import EXIT_HELP, conclude, tracker_options
+from parity.cli.shared import EXIT_HELP, conclude, language_option, tracker_options
 from parity.errors import UsageError
+from parity.findings import quantity
 from parity.reports.trackers import Targets
-from parity.reports.words import LANGUAGES, Language
+from parity.reports.words import Language
 
 if TYPE_CHECKING:
     from parity.reports.diff import Change
@@ -33,14 +34,7 @@ Examples:
 
 @click.command(epilog=EXAMPLES + "\n" + EXIT_HELP + " With --diff: 0 same conclusions, 1 others, 2 wrong input.")
 @click.argument("directory", type=click.Path(path_type=Path, file_okay=False, exists=True), required=False)
-@click.option(
-    "--lang",
-    "language",
-    type=click.Choice(LANGUAGES),
-    default="en",
-    show_default=True,
-    help="Language of report.md and report.html; report.json and junit.xml stay English.",
-)
+@language_option
 @click.option(
     "--diff",
     "compared",
@@ -59,7 +53,7 @@ def report(
     quiet: bool,
     targets: Targets,
 ) -> None:
-    """Checks an experiment on disk again and writes its report again.
+    """Judges an experiment on disk again and writes its report.
 
     The report is report.html (curves, samples of both arms, findings; opens without network), report.md, report.json,
     junit.xml and PNGs. In GitHub Actions it is also the step's summary, and what fails becomes annotations.
@@ -86,7 +80,8 @@ def _show_changes(compared: tuple[Path, Path], console: Console, as_json: bool, 
         if not quiet:
             _print_changes(changes, console)
         conclusions = "other conclusions" if deciding else "the same conclusions"
-        console.print(f"{conclusions}: {deciding} changes of verdict or findings, {len(changes) - deciding} others")
+        other = quantity(len(changes) - deciding, "other changes")
+        console.print(f"{conclusions}: {quantity(deciding, 'changes')} of verdict or findings, {other}")
     sys.exit(1 if deciding else 0)
 
 

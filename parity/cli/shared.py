@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.shell_completion import CompletionItem
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from parity.errors import EngineError, UsageError
 from parity.findings import Verdict
 from parity.reports.trackers import Targets, check_installed, publish
-from parity.reports.words import Language
+from parity.reports.words import LANGUAGES, Language, speaker
 from rollout_patch import ARMS
 
 if TYPE_CHECKING:
@@ -82,6 +83,18 @@ def tracker_options(command: Callable[..., None]) -> Callable[..., None]:
     return bundled
 
 
+def language_option(command: Callable[..., None]) -> Callable[..., None]:
+    """Adds the option that says in which language a report is written and its summary printed."""
+    return click.option(
+        "--lang",
+        "language",
+        type=click.Choice(LANGUAGES),
+        default="en",
+        show_default=True,
+        help="Language of report.md, report.html and what is printed; report.json and junit.xml stay English.",
+    )(command)
+
+
 def publish_to(targets: Targets, report: Report, directory: Path) -> None:
     """Publishes a report whose files are in a directory; what went where is said on standard error."""
     for line in publish(report, directory, targets):
@@ -109,21 +122,26 @@ def conclude(
     elif quiet:
         console.print(result.verdict.verdict.value)
     else:
-        print_report(result, console)
-        console.print(f"report: {files[-1]} and {files[-2].name}", style="dim")
+        print_report(result, console, language)
+        say = speaker(language)
+        console.print(f"{say('report')}{say(': ')}{files[-1]}{say(' and ')}{files[-2].name}", style="dim")
     publish_to(targets, result, directory / "report")
     sys.exit(EXIT_CODES[result.verdict.verdict])
 
 
 def tell_github(report: Report, language: Language = "en") -> None:
-    """In GitHub Actions: annotations, and the report as the step's summary."""
+    """In GitHub Actions: annotations, and the report as the step's summary; the verdict stands without either."""
     from parity.reports import github
 
     if os.environ.get("GITHUB_ACTIONS") == "true":
         for line in github.workflow_commands(report):
             click.echo(line, err=True)
     if path := os.environ.get("GITHUB_STEP_SUMMARY"):
-        github.add_summary(report, Path(path), language)
+        try:
+            github.add_summary(report, Path(path), language)
+        except OSError as error:
+            reason = error.strerror or error
+            click.echo(f"parity: warning: {path}: the step's summary cannot be written: {reason}", err=True)
 
 
 def arm_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -148,7 +166,19 @@ class SeveralValues(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Repeats such an option before each of its values."""
+        ctx.meta[_LAST_OPTION] = next((one for one in reversed(args) if one.startswith("-") and one != "-"), "")
         return super().parse_args(ctx, list(_repeated(args)))
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Offers another value of such an option, where its values are being given."""
+        last = ctx.meta.get(_LAST_OPTION, "")
+        option = next((one for one in self.params if last in SEVERAL and last in one.opts), None)
+        if option and not incomplete.startswith("-"):
+            return option.shell_complete(ctx, incomplete)
+        return super().shell_complete(ctx, incomplete)
+
+
+_LAST_OPTION = f"{__name__}.last_option"
 
 
 def _repeated(args: Iterable[str]) -> Iterable[str]:

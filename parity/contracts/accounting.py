@@ -22,7 +22,7 @@ from parity.contracts.outcomes import SHOWN, Case, Outcome
 from parity.contracts.streams import settled
 from parity.contracts.wire import Output, outputs_of
 from parity.exchanges import Exchange
-from parity.findings import Where
+from parity.findings import Where, quantity
 from parity.samples import Rollout
 
 Key = tuple[int | None, int | None]
@@ -203,14 +203,14 @@ def requests_accounted(facts: Facts, groups: Groups, accounts: Accounts, chunk: 
         return account is None or dict(account.answered) != wanted(group) or account.failed < account.repeated
 
     def case(group: int) -> tuple[Any, Any, str]:
-        account = booked_on[group]
+        account, size = booked_on[group], quantity(groups.sizes[group], "samples")
         if account is None:
-            return wanted(group), None, f"no request is recorded for a group of {groups.sizes[group]} samples"
+            return wanted(group), None, f"no request is recorded for a group of {size}"
         found = {**account.answered, "failed": account.failed, "repeated": account.repeated}
         return (
             wanted(group),
             found,
-            f"a group of {groups.sizes[group]} samples took requests {found}, {wanted(group)} expected",
+            f"a group of {size} took requests {found}, {wanted(group)} expected",
         )
 
     return over_rows(
@@ -273,7 +273,9 @@ def samples_received(facts: Facts, groups: Groups, accounts: Accounts, matching:
 
     def case(group: int) -> tuple[Any, Any, str]:
         slots, unused = facts.index[matching.strangers[group]].tolist(), matching.unused[group]
-        message = f"slots {slots} hold other outputs than were received for them, {unused} outputs are in no sample"
+        message = (
+            f"slots {slots} hold other outputs than were received for them, {quantity(unused, 'outputs')} in no sample"
+        )
         return {"slots": [], "unused": 0}, {"slots": slots, "unused": unused}, message
 
     return over_rows(
@@ -347,7 +349,7 @@ def groups_answered(facts: Facts, groups: Groups, accounts: Accounts) -> Outcome
             Where(None, *key, None, "group_index"),
             "in the rollout",
             "missing",
-            f"{accounts[key].answered.total()} answered and {accounts[key].failed} failed requests, but no sample",
+            f"requests answered: {accounts[key].answered.total()}, failed: {accounts[key].failed}, but no sample",
         )
         for key in lost[:SHOWN]
     )

@@ -10,8 +10,9 @@ import numpy.typing as npt
 
 from parity.contracts.facts import NULL, Facts, Groups, known_objects
 from parity.contracts.finish import unfinished
+from parity.contracts.grouping import prompt_named
 from parity.contracts.outcomes import SHOWN, Case, Outcome
-from parity.findings import Where
+from parity.findings import Where, quantity
 
 Side = tuple[Facts, Groups]
 Key = tuple[int, int]
@@ -35,7 +36,7 @@ def same_prompts(baseline: Side, experiment: Side) -> Outcome:
         experiment,
         "prompt_ids",
         lambda side, row: int(side.prompt_hash[row]) if side.prompt_length[row] != NULL else None,
-        lambda side, row: f"{side.prompt_length[row]} tokens, CRC-32 {side.prompt_hash[row] & 0xFFFFFFFF:08x}",
+        prompt_named,
         "another prompt",
     )
 
@@ -71,7 +72,7 @@ def output_count(baseline: Side, experiment: Side) -> Outcome:
     sizes = [(int(baseline[1].sizes[left[key]]), int(experiment[1].sizes[right[key]])) for key in shared]
     wrong = [(key, size) for key, size in zip(shared, sizes, strict=True) if size[0] != size[1]]
     cases = [
-        Case(_where(key, "index"), a, b, f"{a} samples in the baseline, {b} in the experiment")
+        Case(_where(key, "index"), a, b, f"{quantity(a, 'samples')} in the baseline, {b} in the experiment")
         for key, (a, b) in wrong[:SHOWN]
     ]
     evidence = {"baseline": len(baseline[0]), "experiment": len(experiment[0])}
@@ -92,7 +93,8 @@ def finish_reasons(baseline: Side, experiment: Side) -> Outcome:
             Where(field="finish_reason"),
             left.get(name, 0),
             right.get(name, 0),
-            f"finish reason {name}: {left.get(name, 0)} samples in the baseline, {right.get(name, 0)} in the other",
+            f"finish reason {name}: {quantity(left.get(name, 0), 'samples')} in the baseline, "
+            f"{right.get(name, 0)} in the other",
         )
         for name in wrong[:SHOWN]
     )

@@ -19,6 +19,7 @@ from parity.contracts.facts import PREFIX, Bools, Facts, Floats, Groups, Ints, o
 from parity.contracts.finish import unfinished
 from parity.contracts.outcomes import Outcome
 from parity.contracts.rules import Rules
+from parity.findings import quantity
 
 FALSE_ALARM = 1e-6
 """Bound on the probability that independent samples are called clones, over everything checked at once."""
@@ -65,9 +66,10 @@ def _repeats(
     def case(row: int) -> tuple[Any, Any, str]:
         tokens = int(length[row])
         message = (
-            f"its first {tokens} tokens are an earlier sibling's, which by chance has probability e^{likely[row]:.1f}"
+            f"it shares its first {quantity(tokens, 'tokens')} with an earlier sibling, "
+            f"which by chance has probability e^{likely[row]:.1f}"
         )
-        return "tokens of its own", f"{tokens} tokens of a sibling", message
+        return "tokens of its own", f"{quantity(tokens, 'tokens')} of a sibling", message
 
     outcome = over_rows(
         facts,

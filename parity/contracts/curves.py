@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from parity.contracts.outcomes import SHOWN, Case, Outcome
-from parity.findings import Where
+from parity.findings import Where, quantity
 from parity.metrics import Curve, RunCurves, rollout_metrics
 from parity.samples import Rollout
 
@@ -94,8 +94,8 @@ def steps_once(curves: Sequence[RunCurves]) -> Outcome:
                 _where(curve, curve.rewound[0]),
                 "each step once",
                 len(curve.rewound),
-                f"{curve.metric} of {curve.run}: {len(curve.rewound)} steps are logged more than once, the first is "
-                f"{curve.rewound[0]}",
+                f"{curve.metric} of {curve.run}: {quantity(len(curve.rewound), 'steps')} logged more than once, "
+                f"the first {curve.rewound[0]}",
             )
             for curve in _all(curves)
             if curve.rewound
@@ -149,7 +149,10 @@ def arms_same_steps(baseline: Sequence[RunCurves], experiment: Sequence[RunCurve
         left, right = (arm.get(name, set()) for arm in arms)
         if left != right:
             lone = sorted(left ^ right)
-            message = f"{name}: {len(left)} steps in the baseline, {len(right)} in the experiment, {len(lone)} in one"
+            message = (
+                f"{name}: {quantity(len(left), 'steps')} in the baseline, {len(right)} in the experiment, "
+                f"{len(lone)} in one"
+            )
             cases.append(Case(Where(None, lone[0], None, None, name), len(left), len(right), message))
     left_out = len(names) - len(compared)
     return Outcome(len(compared), len(cases), tuple(cases[:SHOWN]), left_out, "logged only at some steps")

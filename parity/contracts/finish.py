@@ -9,6 +9,7 @@ import numpy as np
 from parity.contracts.facts import NULL, Bools, Facts, Groups, Ints, known_objects, one_of, over_rows
 from parity.contracts.outcomes import Outcome
 from parity.contracts.rules import Rules
+from parity.findings import quantity
 from parity.samples import FINISH_REASONS, STATUS_OF_FINISH_REASON, STATUSES
 
 
@@ -51,8 +52,8 @@ def finish_length(facts: Facts, groups: Groups, rules: Rules) -> Outcome:
     def case(row: int) -> tuple[Any, Any, str]:
         found, cap = int(length[row]), int(caps[row])
         if found > cap:
-            return f"at most {cap}", found, f"{found} tokens are above the cap of {cap}"
-        return cap, found, f"finished by length after {found} of {cap} tokens"
+            return f"at most {cap}", found, f"{quantity(found, 'tokens')}, above the cap of {cap}"
+        return cap, found, f"finished by length after {found} of {quantity(cap, 'tokens')}"
 
     return over_rows(
         facts,
@@ -121,7 +122,7 @@ def context(facts: Facts, groups: Groups, rules: Rules) -> Outcome:
         return (
             f"at most {rules.context_length}",
             int(total[row]),
-            f"{total[row]} tokens in a context of {rules.context_length}",
+            f"{quantity(total[row], 'tokens')} in a context of {rules.context_length}",
         )
 
     known = (facts.prompt_length != NULL) & (facts.output_length != NULL) & (rules.context_length is not None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,17 +11,23 @@ import numpy as np
 from parity.contracts.facts import NULL, Bools, Facts, Groups, Ints, Objects, known_objects, over_rows
 from parity.contracts.outcomes import Outcome
 from parity.contracts.rules import Rules
+from parity.findings import quantity
 
 
 def output_count(facts: Facts, groups: Groups, rules: Rules) -> Outcome:
     """Every group has `group_size` samples."""
     size = rules.group_size
+
+    def case(group: int) -> tuple[Any, Any, str]:
+        found = int(groups.sizes[group])
+        return size, found, f"a group of {quantity(found, 'samples')}, not {size}"
+
     return over_rows(
         facts,
         known=np.full(len(groups), size is not None),
         fails=groups.sizes != size,
         field="index",
-        case=lambda group: (size, int(groups.sizes[group]), f"a group of {groups.sizes[group]} samples, not {size}"),
+        case=case,
         missing="the group size is not given",
         groups=groups,
     )
@@ -36,7 +43,7 @@ def slot_index(facts: Facts, groups: Groups, rules: Rules) -> Outcome:
         return (
             list(range(len(found))),
             found,
-            f"the slots of a group of {len(found)} samples are {found}; index counts from 0 in each group",
+            f"the slots of a group of {quantity(len(found), 'samples')} are {found}; index counts from 0 in each group",
         )
 
     return over_rows(facts, known=_all(groups), fails=wrong, field="index", case=case, missing="", groups=groups)
@@ -59,7 +66,8 @@ def row_order(facts: Facts, groups: Groups, rules: Rules) -> Outcome:
 
 def group_prompt(facts: Facts, groups: Groups, rules: Rules) -> Outcome:
     """All samples of a group answer the same prompt ids."""
-    return _shared(facts, groups, "prompt_ids", facts.prompt_hash, facts.prompt_length != NULL, _prompt(facts))
+    named = partial(prompt_named, facts)
+    return _shared(facts, groups, "prompt_ids", facts.prompt_hash, facts.prompt_length != NULL, named)
 
 
 def group_media(facts: Facts, groups: Groups, rules: Rules) -> Outcome:
@@ -164,8 +172,10 @@ def _shared(facts: Facts, groups: Groups, field: str, key: Ints, known: Bools, v
     )
 
 
-def _prompt(facts: Facts) -> Callable[[int], str]:
-    return lambda row: f"{facts.prompt_length[row]} tokens, CRC-32 {facts.prompt_hash[row] & 0xFFFFFFFF:08x}"
+def prompt_named(facts: Facts, row: int) -> str:
+    """A prompt by its length and checksum."""
+    length = quantity(facts.prompt_length[row], "tokens")
+    return f"{length}, CRC-32 {facts.prompt_hash[row] & 0xFFFFFFFF:08x}"
 
 
 def codes_of(values: Objects) -> Ints:

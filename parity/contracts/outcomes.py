@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from parity.findings import Finding, Level, Severity, Status, Where
+from parity.findings import Finding, Level, Severity, Status, Where, quantity
 
 SHOWN = 5
 """Failing cases that become a finding each; the rest are counted."""
@@ -84,18 +84,13 @@ def findings_of(check: Check, outcome: Outcome, unit: str, level: Level = Level.
         message = f"{quantity(outcome.checked, unit)}: {check.rule}"
         findings.append(Finding(check.name, level, Status.PASS, message, severity=check.severity, evidence=evidence))
     if outcome.skipped or not outcome.checked:
-        why = outcome.missing if outcome.skipped else f"there are no {unit} that the rule concerns"
-        of_all = quantity(outcome.checked + outcome.skipped, unit)
-        message = f"{outcome.skipped:,} of {of_all} not compared: {why}"
+        of_all = f"{outcome.skipped:,} of {quantity(outcome.checked + outcome.skipped, unit)}"
+        unconcerned = f"not compared: there are no {unit} that the rule concerns"
+        message = f"{of_all} not compared: {outcome.missing}" if outcome.skipped else unconcerned
         findings.append(
             Finding(check.name, level, Status.NOT_COMPARED, message, severity=check.severity, evidence=evidence)
         )
     return findings
-
-
-def quantity(number: int, unit: str) -> str:
-    """A number of units, which are named in the plural: ``1,024 samples``, ``1 sample``."""
-    return f"{number:,} {unit if number != 1 else unit.removesuffix('s')}"
 
 
 class Skip(Enum):

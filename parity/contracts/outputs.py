@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from operator import itemgetter
 from typing import Any
 
@@ -11,6 +12,7 @@ from parity.contracts.facts import SENTINEL_LOGPROB
 from parity.contracts.outcomes import Case, Skip
 from parity.contracts.rules import Rules
 from parity.contracts.wire import Output, ints_of, is_whole
+from parity.findings import quantity
 from parity.samples import FINISH_REASONS
 
 
@@ -44,7 +46,10 @@ def top_logprobs(output: Output, rules: Rules) -> Iterable[Case] | Skip:
             rows = found if isinstance(found, list) else []
             short = [row for row in rows if row is not None and (not isinstance(row, list) or len(row) != count)]
             if len(rows) != tokens or short:
-                message = f"{field}: {count} alternatives for {tokens} tokens were asked for, {str(found)[:60]} came"
+                message = (
+                    f"{field}: asked for {quantity(count, 'alternatives')} a token, tokens: {tokens}; "
+                    f"{str(found)[:60]} came"
+                )
                 yield output.case(field, [tokens, count], [len(rows), len(short)], message)
 
     return cases()
@@ -57,18 +62,16 @@ def rollout_log_probs_length(output: Output, rules: Rules) -> Iterable[Case] | S
         return Skip.MISSING
 
     def cases() -> Iterator[Case]:
-        if counted is not None and counted != len(ids):
-            yield output.case(
-                "completion_tokens", len(ids), counted, f"{counted} completion tokens for {len(ids)} output ids"
-            )
+        if counted is not None and (not is_whole(counted) or counted != len(ids)):
+            message = f"completion_tokens is {counted} for {quantity(len(ids), 'output ids')}"
+            yield output.case("completion_tokens", len(ids), counted, message)
         if triples is None:
             return
         if len(triples) != len(ids):
-            yield output.case(
-                "output_token_logprobs", len(ids), len(triples), f"{len(triples)} log-probs for {len(ids)} output ids"
-            )
-        elif (named := list(map(itemgetter(1), triples))) != ids:
-            place = next(k for k, (a, b) in enumerate(zip(named, ids, strict=True)) if a != b)
+            message = f"{quantity(len(triples), 'log-probs')} for {quantity(len(ids), 'output ids')}"
+            yield output.case("output_token_logprobs", len(ids), len(triples), message)
+        elif (named := list(map(itemgetter(1), triples))) != ids or ints_of(named) is None:
+            place = next(k for k, (a, b) in enumerate(zip(named, ids, strict=True)) if a != b or not is_whole(a))
             message = f"the log-prob at token {place} is of id {named[place]}, the output id there is {ids[place]}"
             yield output.case("output_token_logprobs", ids[place], named[place], message)
 
@@ -82,7 +85,7 @@ def logprob_values(output: Output, rules: Rules) -> Iterable[Case] | Skip:
     values = list(map(itemgetter(0), output.triples))
     bad = [place for place, value in enumerate(values) if not _is_logprob(value)]
     message = (
-        f"{len(bad)} of {len(values)} log-probs are none, the first at token {bad[0]}: {values[bad[0]]!r}"
+        f"{len(bad)} of {quantity(len(values), 'log-probs')} unsound, the first at token {bad[0]}: {values[bad[0]]!r}"
         if bad
         else ""
     )
@@ -90,7 +93,8 @@ def logprob_values(output: Output, rules: Rules) -> Iterable[Case] | Skip:
 
 
 def _is_logprob(value: Any) -> bool:
-    return isinstance(value, (int, float)) and math.isfinite(value) and SENTINEL_LOGPROB <= value <= 0
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return number and math.isfinite(value) and SENTINEL_LOGPROB <= value <= 0
 
 
 def finish_reason(output: Output, rules: Rules) -> Iterator[Case]:
@@ -114,9 +118,11 @@ def finish_length(output: Output, rules: Rules) -> Iterable[Case] | Skip:
 
 def _length_cases(output: Output, cap: int, count: int, stated: Any) -> list[Case]:
     if count > cap:
-        return [output.case("finish_reason", f"at most {cap}", count, f"{count} tokens are above the cap of {cap}")]
-    if output.finish.get("type") == "length" and (count != cap or stated != count):
-        return [output.case("finish_reason", cap, count, f"finished by length {stated} after {count} of {cap} tokens")]
+        message = f"{quantity(count, 'tokens')}, above the cap of {cap}"
+        return [output.case("finish_reason", f"at most {cap}", count, message)]
+    if output.finish.get("type") == "length" and (count != cap or not is_whole(stated) or stated != count):
+        message = f"finished by length {stated} after {count} of {quantity(cap, 'tokens')}"
+        return [output.case("finish_reason", cap, count, message)]
     return []
 
 
@@ -142,7 +148,7 @@ def finish_stop(output: Output, rules: Rules) -> Iterable[Case] | Skip:
         early = stops.intersection(ids[:-1])
         if early:
             place = next(k for k, token in enumerate(ids) if token in early)
-            message = f"{len(ids) - place - 1} tokens stand after stop token {ids[place]}"
+            message = f"{quantity(len(ids) - place - 1, 'tokens')} after stop token {ids[place]}"
             yield output.case("output_ids", "nothing after a stop token", len(ids) - place - 1, message)
 
     return cases()
@@ -211,8 +217,8 @@ def version_spans(output: Output, rules: Rules) -> Iterable[Case] | Skip:
         return Skip.MISSING
     edges = [(span.get("start"), span.get("end")) for span in spans if isinstance(span, dict)]
     starts, ends = [0, *(end for _, end in edges[:-1])], [start for start, _ in edges]
-    sound = bool(edges) and starts == ends and edges[-1][1] == count
-    message = f"weight versions cover {edges} of {count} tokens"
+    sound = bool(edges) and starts == ends and edges[-1][1] == count and all(map(is_whole, chain(*edges)))
+    message = f"weight versions cover {edges} of {quantity(count, 'tokens')}"
     return [] if sound else [output.case("weight_versions", [0, count], edges, message)]
 
 
@@ -225,10 +231,11 @@ def prompt_logprobs(output: Output, rules: Rules) -> Iterable[Case] | Skip:
     if not isinstance(triples, list) or not isinstance(output.prompt, list):
         return Skip.MISSING
     ids = [item[1] if isinstance(item, list) and len(item) > 1 else None for item in triples]
-    if ids == output.prompt:
+    if ids == output.prompt and ints_of(ids) is not None:
         return []
     sent, found = len(output.prompt), len(ids)
-    message = f"{found} prompt log-probs for {sent} prompt tokens" if sent != found else "prompt log-probs of other ids"
+    counts = f"{quantity(found, 'prompt log-probs')} for {quantity(sent, 'prompt tokens')}"
+    message = counts if sent != found else "prompt log-probs of other ids"
     expected, observed = (sent, found) if sent != found else (output.prompt[:8], ids[:8])
     return [output.case("input_token_logprobs", expected, observed, message)]
 

@@ -13,6 +13,7 @@ from typing import Any
 from parity.contracts.outcomes import Case, Skip
 from parity.contracts.wire import exchange_case, ints_of
 from parity.exchanges import Exchange
+from parity.findings import quantity
 
 
 def is_stream(exchange: Exchange) -> bool:
@@ -44,11 +45,12 @@ def views_grow(exchange: Exchange, name: str) -> Iterable[Case] | Skip:
             ids = ints_of(view.get("output_ids")) or []
             if ids[: len(held)] != held:
                 message = (
-                    f"a view of output {index} has {len(ids)} tokens that do not go on from the {len(held)} before"
+                    f"a view of output {index} has {quantity(len(ids), 'tokens')}, "
+                    f"not going on from the {len(held)} before"
                 )
                 cases.append(exchange_case(exchange, name, "output_ids", held[-8:], ids[-8:], message))
             elif isinstance(count, int) and count < counted:
-                message = f"a view of output {index} counts {count} tokens, the one before it {counted}"
+                message = f"a view of output {index} counts {quantity(count, 'tokens')}, the one before it {counted}"
                 cases.append(exchange_case(exchange, name, "completion_tokens", counted, count, message))
             held, counted = ids, count if isinstance(count, int) else counted
     return cases

@@ -9,6 +9,7 @@ import numpy as np
 from parity.contracts.facts import NULL, Bools, Facts, Groups, Ints, known_objects, one_of, over_rows
 from parity.contracts.outcomes import Outcome
 from parity.contracts.rules import Rules
+from parity.findings import quantity
 
 LONG_TAIL = 2
 """Exact zeros at the end of a row of log-probs that look like filling: one may be an honest certain token."""
@@ -59,7 +60,8 @@ def token_ids(facts: Facts, groups: Groups, rules: Rules) -> Outcome:
 
     def case(row: int) -> tuple[Any, Any, str]:
         bad = int(facts.bad_ids[row])
-        return "0 <= id" + (f" < {rules.vocab_size}" if rules.vocab_size else ""), bad, f"{bad} ids are no token ids"
+        wanted = "0 <= id" + (f" < {rules.vocab_size}" if rules.vocab_size else "")
+        return wanted, bad, f"{quantity(bad, 'ids')} outside the vocabulary"
 
     known = facts.output_length != NULL
     return over_rows(
@@ -75,7 +77,7 @@ def logprob_values(facts: Facts, groups: Groups, rules: Rules) -> Outcome:
         return (
             "finite and <= 0",
             repr(worst),
-            f"{bad} of {facts.logprobs_length[row]} log-probs are none, the first is {worst!r}",
+            f"{bad} of {quantity(facts.logprobs_length[row], 'log-probs')} unsound, the first is {worst!r}",
         )
 
     known = facts.logprobs_length != NULL
@@ -136,8 +138,8 @@ def loss_mask_values(facts: Facts, groups: Groups, rules: Rules) -> Outcome:
 
     def case(row: int) -> tuple[Any, Any, str]:
         if facts.bad_mask[row]:
-            return "0 or 1", int(facts.bad_mask[row]), f"{facts.bad_mask[row]} mask values are neither 0 nor 1"
-        return "at least 1", 0, f"none of {facts.mask_length[row]} tokens is trained on"
+            return "0 or 1", int(facts.bad_mask[row]), f"{quantity(facts.bad_mask[row], 'mask values')} neither 0 nor 1"
+        return "at least 1", 0, f"none of {quantity(facts.mask_length[row], 'tokens')} is trained on"
 
     known = facts.mask_length != NULL
     return over_rows(
@@ -204,7 +206,7 @@ def media_placeholders(facts: Facts, groups: Groups, rules: Rules) -> Outcome:
 
     def case(row: int) -> tuple[Any, Any, str]:
         found = int(facts.prompt_media[row])
-        return int(count[row]), found, f"{found} placeholders in the prompt for {count[row]} media"
+        return int(count[row]), found, f"{quantity(found, 'placeholders')} in a prompt whose media are {count[row]}"
 
     return over_rows(
         facts,

@@ -13,13 +13,19 @@ from typing import Any, TypeGuard
 from parity.contracts.outcomes import Case, Skip
 from parity.contracts.rules import Rules
 from parity.exchanges import Exchange
-from parity.findings import Where
+from parity.findings import Where, quantity
 from rollout_patch.requests import MEDIA_FIELDS
 
 TOP_LEVEL_MISTAKES = frozenset(
     {"n", "temperature", "top_p", "top_k", "max_new_tokens", "sampling_seed", "stop", "stop_token_ids"}
 )
 """Sampling parameters that the engine ignores without a word when they stand beside `sampling_params`."""
+
+NUMBERS = frozenset(
+    {"temperature", "top_p", "top_k", "min_p", "max_new_tokens", "min_new_tokens", "sampling_seed"}
+    | {"frequency_penalty", "presence_penalty", "repetition_penalty"}
+)
+"""Sampling parameters that are numbers besides n; JSON's true and false are none, though Python counts with them."""
 
 PROMPT_LISTS = (
     "sampling_params", "return_logprob", "logprob_start_len", "top_logprobs_num", "rid", "lora_path", *MEDIA_FIELDS,
@@ -109,7 +115,7 @@ def exchange_case(exchange: Exchange, name: str, field: str, expected: Any, obse
 
 
 def _asked(exchange: Exchange) -> str:
-    return f"{len(exchange.prompts)} prompts with n = {exchange.n}"
+    return f"{quantity(len(exchange.prompts), 'prompts')} with n = {exchange.n}"
 
 
 def response_shape(exchange: Exchange, name: str, rules: Rules) -> Iterator[Case]:
@@ -134,8 +140,8 @@ def output_count(exchange: Exchange, name: str, rules: Rules) -> Iterator[Case]:
     """A request for P prompts with n samples each is answered by P * n outputs."""
     wanted, found = len(exchange.prompts) * max(exchange.n, 0), len(exchange.outputs)
     if wanted != found:
-        asked = _asked(exchange)
-        yield exchange_case(exchange, name, "response", wanted, found, f"{asked} answered by {found} outputs")
+        message = f"{_asked(exchange)} answered by {quantity(found, 'outputs')}"
+        yield exchange_case(exchange, name, "response", wanted, found, message)
 
 
 def _prompt_lengths(exchange: Exchange, rules: Rules) -> tuple[list[int], list[Any]] | None:
@@ -175,10 +181,10 @@ def output_order(exchange: Exchange, name: str, rules: Rules) -> Iterable[Case] 
         return Skip.MISSING
 
     def cases() -> Iterator[Case]:
-        if stated and stated != list(range(len(exchange.outputs))):
+        if stated and (stated != list(range(len(exchange.outputs))) or ints_of(stated) is None):
             wanted = list(range(len(exchange.outputs)))
             yield exchange_case(exchange, name, "index", wanted, stated, f"the outputs state indices {stated}")
-        if lengths is not None and lengths[0] != lengths[1]:
+        if lengths is not None and (lengths[0] != lengths[1] or ints_of(lengths[1]) is None):
             sent, seen = lengths
             shuffled = sorted(sent) == sorted(item for item in seen if is_whole(item))
             what = (
@@ -223,23 +229,27 @@ def one_weight_version(exchange: Exchange, name: str, rules: Rules) -> Iterable[
 
 
 def request_honoured(exchange: Exchange, name: str, rules: Rules) -> Iterator[Case]:
-    """What was asked was done: no parameter where the engine ignores it, n from 1, a placeholder for each medium."""
+    """What was asked was done: parameters where they count, numbers as numbers, n from 1, a placeholder a medium."""
     request = exchange.request
     for key in sorted(TOP_LEVEL_MISTAKES & set(request)):
         message = f"{key!r} = {str(request[key])[:40]} beside sampling_params is ignored"
         yield exchange_case(exchange, name, key, "inside sampling_params", "top level", message)
     params = request.get("sampling_params") or {}
     for asked in params if isinstance(params, list) else [params]:
-        n = asked.get("n", 1) if isinstance(asked, dict) else 1
+        given = asked if isinstance(asked, dict) else {}
+        n = given.get("n", 1)
         if not is_whole(n) or n < 1:
             yield exchange_case(exchange, name, "n", "a whole number from 1", n, f"n = {n!r} was answered with outputs")
+        for key in sorted(key for key in NUMBERS & set(given) if isinstance(given[key], bool)):
+            yield exchange_case(exchange, name, key, "a number", given[key], f"{key} = {given[key]} is no number")
     if not rules.media_placeholders:
         return
     for number, prompt in enumerate(exchange.prompts):
         media, places = _media(exchange, number), _placeholders(prompt, rules)
         if media != places:
             message = (
-                f"prompt {number} has {places} placeholders for {media} media; what has no partner is dropped silently"
+                f"prompt {number} has {quantity(places, 'placeholders')}, and its media are {media}: "
+                "what has no partner is dropped silently"
             )
             yield exchange_case(exchange, name, "image_data", media, places, message)
 
@@ -248,10 +258,10 @@ def request_lists(exchange: Exchange, name: str, rules: Rules) -> Iterable[Case]
     """What a request for a list of prompts gives as a list has one entry for each prompt."""
     if not exchange.is_batch:
         return Skip.UNCONCERNED
-    wanted = len(exchange.prompts)
+    wanted, prompts = len(exchange.prompts), quantity(len(exchange.prompts), "prompts")
     given = {field: exchange.request.get(field) for field in PROMPT_LISTS}
     return [
-        exchange_case(exchange, name, field, wanted, len(value), f"{len(value)} {field} for {wanted} prompts")
+        exchange_case(exchange, name, field, wanted, len(value), f"{len(value)} {field} for {prompts}")
         for field, value in given.items()
         if isinstance(value, list) and len(value) != wanted
     ]

@@ -23,7 +23,7 @@ from parity.contract_checks import (
 )
 from parity.errors import InputError, UsageError
 from parity.exchanges import Exchange, read_exchanges
-from parity.findings import Finding, Level, Status
+from parity.findings import Finding, Level, Status, quantity
 from parity.readers import dataset_of, find_sources
 from parity.readers.rollout_dumps import rollout_of_dump
 from parity.replay import compare_twins
@@ -109,7 +109,7 @@ def _account_findings(rollout: Rollout, exchanges: Sequence[Exchange], chunk: in
     assigned = assign(exchanges, rollout)
     lone = sum(exchange.status == 200 and exchange.group_index is None for exchange in assigned)
     if lone:  # as in turns of a conversation, whose samples hold more than one answer
-        reason = f"{lone} of {len(exchanges)} requests are for a prompt that is not that of one group"
+        reason = f"{lone} of {quantity(len(exchanges), 'requests')} are for a prompt that is not that of one group"
         message = f"samples are not compared with their exchanges: {reason}"
         return [Finding("requests_accounted", Level.CONTRACT, Status.NOT_COMPARED, message)]
     return [*check_accounting(rollout, assigned, chunk), *_dropped(assigned)]

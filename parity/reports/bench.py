@@ -18,8 +18,10 @@ from rich.table import Table
 from rich.text import Text
 
 from parity.bench import BenchResult, Load, Ratio, Summary, compare, ratios, summarise
+from parity.bench.config import Workload
 from parity.bench.files import to_json
 from parity.bench.summary import name_of
+from parity.findings import quantity
 from parity.metrics import Spread, spread
 from parity.provenance import versions
 from parity.reports.text import NOT_COMPARED, TIMES, number
@@ -164,18 +166,25 @@ _KNOWN: Mapping[str, Callable[[Summary], bool]] = {
 """What may not be known of any mode, and how to tell that it is."""
 
 
+def _size(asked: Workload) -> str:
+    """What every rollout asks for, in numbers."""
+    parts = ((asked.groups, "groups"), (asked.group_size, "samples"), (asked.new_tokens, "tokens"))
+    return " x ".join(quantity(number, unit) for number, unit in parts)
+
+
 def work(result: BenchResult) -> str:
     """What every rollout asked for, and how rollouts took turns."""
     asked, config = result.config.workload, result.config
     shared = f", {asked.shared_prefix:.0%} of them the same in all groups" if asked.shared_prefix else ""
-    plural = "s" if asked.images > 1 else ""
-    images = f" and {asked.images} image{plural} of {asked.image_side} x {asked.image_side}" if asked.images else ""
+    side = asked.image_side
+    images = f" and {quantity(asked.images, 'images')} of {side} x {side}" if asked.images else ""
     taking_turns = "the policies and modes" if config.routers[1:] else "the modes"
     cache = "emptied before each rollout" if result.cache_emptied else "not emptied, as the engine is not under control"
     return (
-        f"{asked.groups} groups x {asked.group_size} samples x {asked.new_tokens} tokens, prompts of "
-        f"{asked.prompt_tokens} random ids{shared}{images}, at most {asked.concurrency} samples in flight. "
-        f"{config.repeats} repeats after {config.warm_up} of warm-up, {taking_turns} of a repeat in random order. "
+        f"{_size(asked)}, prompts of {asked.prompt_tokens} random ids{shared}{images}, "
+        f"at most {quantity(asked.concurrency, 'samples')} in flight. "
+        f"{quantity(config.repeats, 'repeats')} after {config.warm_up} of warm-up, "
+        f"{taking_turns} of a repeat in random order. "
         f"Prompts are new in every rollout; the prefix cache was {cache}."
     )
 
@@ -281,11 +290,7 @@ def draw(report: BenchReport) -> bytes:
         _draw_loads(axes[1, 0], loaded, "requests")
         _draw_loads(axes[1, 1], loaded, "decode_tokens")
     asked = report.result.config.workload
-    figure.suptitle(
-        f"{asked.groups} groups x {asked.group_size} samples x {asked.new_tokens} tokens, "
-        f"prompts of {asked.prompt_tokens}",
-        fontweight="bold",
-    )
+    figure.suptitle(f"{_size(asked)}, prompts of {asked.prompt_tokens}", fontweight="bold")
     content = io.BytesIO()
     figure.savefig(content, format="png", metadata={"Software": None})
     return content.getvalue()

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from parity.checking import CheckResult, CheckVerdict
-from parity.findings import Finding, Status
+from parity.findings import Finding, Status, quantity
 from parity.reports.words import one_line
 
 CASES_SHOWN = 3
@@ -25,7 +25,7 @@ def print_checks(result: CheckResult, console: Console) -> None:
     checks = by_check(result.findings)
     passing = [name for name, own in checks.items() if state(own) == "pass"]
     if passing:
-        console.print(Text(f"{len(passing)} checks pass: {', '.join(passing)}", style="dim"))
+        console.print(Text(f"{quantity(len(passing), 'checks')} passing: {', '.join(passing)}", style="dim"))
     for reason, names in _not_compared(checks).items():
         console.print(Text(f"not compared, {reason}: {', '.join(names)}", style="dim"))
     _print_omissions(result, console)
@@ -76,12 +76,10 @@ def headline(result: CheckResult) -> str:
     checks = by_check(result.findings)
     failed = [check for check, own in checks.items() if state(own) == "FAIL"]
     uncompared = sum(state(own) == "not compared" for own in checks.values())
-    counts = ", ".join(
-        f"{count:,} {name if count > 1 else name[:-1]}" for name, count in result.counts.items() if count
-    )
+    counts = ", ".join(quantity(count, name) for name, count in result.counts.items() if count)
     more = f" and {len(failed) - NAMES_SHOWN} more" if len(failed) > NAMES_SHOWN else ""
     names = f"{', '.join(failed[:NAMES_SHOWN])}{more}"
-    parts = [f"{len(failed)} of {len(checks)} checks fail ({names})" if failed else "no check fails"]
+    parts = [f"{len(failed)} of {quantity(len(checks), 'checks')} fail ({names})" if failed else "no check fails"]
     parts += [f"{uncompared} could not be compared"] if uncompared else []
     damaged = sum(one.damaged for one in result.omissions)
     parts += [f"files that could not be read whole: {damaged}"] if damaged else []

@@ -40,7 +40,7 @@ def _commands(kind: str, findings: tuple[Finding, ...] | list[Finding], most: in
     shown = findings if len(findings) <= most else findings[: most - 1]
     lines = [_command(kind, f"{one.level.rung} {one.check}", f"{one.message}{text.at(one)}") for one in shown]
     left = len(findings) - len(shown)
-    return [*lines, _command(kind, "rollout parity", f"{left} more are in report.json")] if left else lines
+    return [*lines, _command(kind, "rollout parity", f"{left} more in report.json")] if left else lines
 
 
 def _command(kind: str, title: str, message: str) -> str:

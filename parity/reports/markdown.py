@@ -36,6 +36,7 @@ def render(report: Report, pictures: Sequence[Picture] | None, language: Languag
     """
     say = speaker(language)
     report = in_language(report, language)
+    notes = dict.fromkeys(note for row in report.rows for note in row.notes)
     blocks = [
         say("# Rollout parity: {verdict}", verdict=report.verdict.verdict.value),
         f"**{escape(text.headline(report, say)).strip()}**",
@@ -44,7 +45,7 @@ def render(report: Report, pictures: Sequence[Picture] | None, language: Languag
         *_failed(report, say),
         say("## The eight metrics"),
         _table([say(column) for column in text.COLUMNS], [text.row_cells(row, say) for row in report.rows]),
-        _sentence(text.basis(report, say), *dict.fromkeys(note for row in report.rows for note in row.notes)),
+        say(" ").join(map(escape, (text.basis(report, say), *notes))),
         say("## The ladder of evidence"),
         _ladder(report, say),
         say("## Curves"),
@@ -98,10 +99,6 @@ def _table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def _sentence(*parts: str) -> str:
-    return " ".join(escape(part) for part in parts)
-
-
 def _list(items: Sequence[str], say: Say, most: int = _LISTED) -> str:
     """The first items as a list, and how many are left out where some are."""
     left = len(items) - most
@@ -109,7 +106,7 @@ def _list(items: Sequence[str], say: Say, most: int = _LISTED) -> str:
 
 
 def _left_out(number: int, say: Say) -> list[str]:
-    return [say("{number} more are in report.json", number=number)] if number > 0 else []
+    return [say("{number} more in report.json", number=number)] if number > 0 else []
 
 
 def _ladder(report: Report, say: Say) -> str:
@@ -190,7 +187,7 @@ def _reproduce(report: Report, say: Say) -> list[str]:
         ("steps", say("not recorded") if source.steps is None else source.steps),
         ("wall time, first to last event", text.duration(source.seconds, say)),
         ("margins, stated before the runs", margins or say("not recorded")),
-        *(("counted", f"{count:,} {say(name)}") for name, count in report.counts.items()),
+        *(("counted", text.counted(count, name, say)) for name, count in report.counts.items()),
         *(("version", f"{name} {version}") for name, version in source.versions.items()),
     ]
     config = orjson.dumps(plain(source.config), option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS).decode()
@@ -221,8 +218,8 @@ def _all_findings(findings: Sequence[Finding], room: int, say: Say) -> str:
         if room < 0:
             break
         rows.append(cells)
-    left = len(ranked) - len(rows)
-    counted = "All {all} findings" if not left else "{shown} of {all} findings; all in report.json"
+    counted = "All {all} findings" if len(rows) == len(ranked) else "{shown} of {all} findings; all in report.json"
+    counted = "The only finding" if len(ranked) == 1 else counted
     summary = say(counted, shown=len(rows), all=len(ranked))
     return f"\n{_details(summary, _table([say(column) for column in columns], rows))}\n" if rows else ""
 

@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from parity.findings import quantity
 from parity.planning import MetricPlan, Plan
 from parity.reports.text import number
 from parity.statistics.power import GroupPowerRow, PowerRow
@@ -44,7 +45,7 @@ def _power(metric: MetricPlan) -> Table:
         "evidence", "if equal: PARITY", "DIFFERENT", "if apart by the margin: PARITY", "DIFFERENT", box=box.SIMPLE_HEAD
     )
     for equal, apart in zip(metric.group_power[::2], metric.group_power[1::2], strict=True):
-        name = f"{equal.groups:,} groups"
+        name = quantity(equal.groups, "groups")
         if equal.watched:
             name = f"watched, half by {equal.median_groups:,} groups, 9 in 10 by {equal.late_groups:,}"
         table.add_row(name, *_shares(equal, apart))
@@ -62,7 +63,7 @@ def cheapest(plan: Plan) -> str:
     if plan.cheapest is None:
         return "No design is known to show the margin: say how much the metrics vary with --history or --sigma."
     design = next(one for one in plan.designs if one.name == plan.cheapest)
-    cost = f", {design.requests:,} requests" if design.requests is not None else ""
+    cost = f", {quantity(design.requests, 'requests')}" if design.requests is not None else ""
     cost += f", {design.gpu_hours:,.3g} GPU-hours" if design.gpu_hours is not None else ""
     twin = next(one for one in plan.designs if one.name == "twin")
     return (

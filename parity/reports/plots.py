@@ -283,4 +283,4 @@ def _caption(arms: Mapping[str, Sequence[str]], banded: bool, held: bool, lackin
         parts.append(say("The grey band is the margin, stated before the runs, around the baseline's mean."))
     if lacking:
         parts.append(say("Not recorded, so not drawn: {metrics}.", metrics="; ".join(map(say, lacking))))
-    return " ".join(parts)
+    return say(" ").join(parts)

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from parity.findings import Finding, Level, Status, Verdict
+from parity.findings import Finding, Level, Status, Verdict, quantity
 from parity.reports import text
 from parity.reports.checks import by_check, state
 from parity.reports.junit import render_findings
@@ -81,15 +81,16 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def headline(result: SamplingResult) -> str:
     """The verdict in one sentence, with how many groups it took and why it ended there."""
     config, groups = result.config, result.counts["groups"]
-    said = f"{config.experiment} against {config.baseline} at fixed weights, {groups:,} groups of {config.group_size}"
-    sentence = f"{result.judgement.verdict.value}: {said} in each arm; {result.stopped}."
+    size = f"{quantity(groups, 'groups')} of {config.group_size} in each arm"
+    said = f"{config.experiment} against {config.baseline} at fixed weights, {size}"
+    sentence = f"{result.judgement.verdict.value}: {said}; {result.stopped}."
     undecided = [one for one in marginal(result) if one.status is Status.INCONCLUSIVE]
     needed = [int(one.evidence["groups_needed"]) for one in undecided if one.evidence.get("groups_needed")]
     if result.judgement.verdict is not Verdict.INCONCLUSIVE or not needed:
         return sentence
     more = max(max(needed) - groups, groups // 10)
     how = "--resume with a larger --max-groups goes on" if config.fixed is None else "a larger --fixed is a new design"
-    return f"{sentence} About {more:,} more groups would show parity if the arms are equal; {how}."
+    return f"{sentence} About {quantity(more, 'more groups')} would show parity if the arms are equal; {how}."
 
 
 def marginal(result: SamplingResult) -> list[Finding]:
@@ -107,7 +108,7 @@ def contract_lines(result: SamplingResult) -> list[str]:
     """The contract in a few lines: how many checks pass, each that does not, what was not compared."""
     checks = by_check([finding for finding in result.findings if finding.level is Level.CONTRACT])
     states = {name: state(own) for name, own in checks.items()}
-    lines = [f"L0 contract: {sum(one == 'pass' for one in states.values())} of {len(states)} checks pass"]
+    lines = [f"L0 contract: {sum(one == 'pass' for one in states.values())} of {quantity(len(states), 'checks')} pass"]
     for name, own in checks.items():
         if states[name] not in ("pass", "not compared"):
             cases = [one for one in own if one.status in (Status.FAIL, Status.INCONCLUSIVE)]

@@ -2,7 +2,8 @@
 
 Checks write their sentences in English. A catalogue has their templates and translations; a place in a template is
 ``{name}`` for any text, ``{name:word}`` for one without spaces, ``{name:number}`` for a number, and ``{name:said}`` for
-a part that must have a translation itself, so that no sentence is translated by half.
+a part that must have a translation itself, so that no sentence is translated by half. A template in the plural, of
+"{count:number} steps", is that of "1 step" too.
 """
 
 from __future__ import annotations
@@ -10,15 +11,16 @@ from __future__ import annotations
 import json
 import re
 import string
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache, lru_cache
 from importlib import resources
+from itertools import chain
 
 from parity.findings import Finding
 from parity.reports.document import Report
 from parity.reports.runs import NOT_RECORDED, Provenance
-from parity.reports.words import Language, speaker
+from parity.reports.words import Language, Say, speaker
 
 _PLACES = {
     "": ".+?",
@@ -27,6 +29,9 @@ _PLACES = {
 }
 _SAID = (".+?", ".+")
 """The shortest part that may stand there, and the longest."""
+
+_PLURAL = re.compile(r"(?<=[a-z])s\b")
+"""A letter that a sentence of one thing lacks: templates are about several."""
 
 _LONG = 1_000
 """Characters of a sentence from which on it stays as it is: what engines answer may be quoted in it."""
@@ -80,8 +85,13 @@ def _provenance(source: Provenance, language: Language) -> Provenance:
         determinism=quoted if None in parts else "".join(filter(None, parts)),
         commit=known(source.commit),
         task=known(source.task),
-        engine=known(source.engine),
+        engine=_engine(source.engine, known, say),
     )
+
+
+def _engine(engine: str, known: Callable[[str], str], say: Say) -> str:
+    name, _, version = engine.partition(", version ")
+    return say("{engine}, version {version}", engine=known(name), version=version) if version else known(name)
 
 
 def _said(finding: Finding, language: Language) -> str:
@@ -113,12 +123,14 @@ def _patterns(language: Language) -> list[tuple[str, re.Pattern[str], str, tuple
     for template, translation in sentences(language).items():
         fields = list(string.Formatter().parse(template))
         if any(name for _, name, _, _ in fields):
-            longest = max((literal for literal, *_ in fields), key=len)
+            literals = [_PLURAL.split(literal) for literal, *_ in fields]
+            longest = max(chain.from_iterable(literals), key=len)
             parts = tuple(name for _, name, kind, _ in fields if name and kind == "said")
             for said in _SAID if parts else _SAID[:1]:
                 pattern = "".join(
-                    re.escape(literal) + (f"(?P<{name}>{_PLACES.get(kind or '', said)})" if name else "")
-                    for literal, name, kind, _ in fields
+                    "s?".join(map(re.escape, literal))
+                    + (f"(?P<{name}>{_PLACES.get(kind or '', said)})" if name else "")
+                    for literal, (_, name, kind, _) in zip(literals, fields, strict=True)
                 )
                 patterns.append((longest, re.compile(pattern, re.DOTALL), translation, parts))
     return patterns

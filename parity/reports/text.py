@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from parity.experiment import LIST_TWIN
-from parity.findings import Finding, Level, Status, Verdict
+from parity.findings import Finding, Level, Status, Verdict, quantity
 from parity.reports.document import ADVANTAGE, ROUNDING, CostRow, Report, Row, Rung
 from parity.reports.runs import RunOutcome
 from parity.reports.words import Say, english
@@ -141,7 +141,7 @@ def not_shown(report: Report, say: Say = english) -> str:
             "Not shown by the list-twin: native's own sampling. Lists with a seed an item stood in for native, so that "
             "it shows the path of a group's request and answer."
         )
-    return " ".join(map(say, open_questions))
+    return say(" ").join(map(say, open_questions))
 
 
 def reasons(report: Report, say: Say = english) -> list[str]:
@@ -157,13 +157,7 @@ def _reason(rung: Rung, say: Say) -> str:
     if rung.status is Status.FAIL and rung.strongest:
         where = f"{rung.strongest.check}{at(rung.strongest, say)}"
         return say("{rung}: {status} ({where})", rung=name, status=status(rung.status, say), where=where)
-    counts = {"compared": rung.compared, "total": rung.total}
-    return say(
-        "{rung}: {status} ({compared} of {total} findings compared)",
-        rung=name,
-        **counts,
-        status=status(rung.status, say),
-    )
+    return say("{rung}: {status} ({where})", rung=name, status=status(rung.status, say), where=_counted(rung, say))
 
 
 def rung_name(level: Level, say: Say = english) -> str:
@@ -193,8 +187,13 @@ def ratio(row: CostRow, say: Say = english) -> str:
 
 
 def _rung(rung: Rung, say: Say) -> str:
-    counts = {"compared": rung.compared, "total": rung.total}
-    return say("{rung} ({compared} of {total} findings compared", rung=rung_name(rung.level, say), **counts)
+    return say("{rung} ({counts}", rung=rung_name(rung.level, say), counts=_counted(rung, say))
+
+
+def _counted(rung: Rung, say: Say) -> str:
+    one = rung.total == 1
+    counts = "{compared} of {total} finding compared" if one else "{compared} of {total} findings compared"
+    return say(counts, compared=rung.compared, total=rung.total)
 
 
 def at(finding: Finding, say: Say = english) -> str:
@@ -221,12 +220,12 @@ def basis(report: Report, say: Say = english) -> str:
     """Which runs the values of the first table come from."""
     if not report.compared_design:
         return say("No design has a run of each arm with metrics, so that the table has no values.")
-    runs = say(" and ").join(f"{len(names)} {arm}" for arm, names in report.compared_runs.items())
+    of_arm = [say("{count} {arm}", count=len(names), arm=arm) for arm, names in report.compared_runs.items()]
     return say(
         "Values are means over runs ({design}: {runs}), one number a run: the mean over the later "
         "half of the steps that all these runs have; output count is the total over all of these steps.",
         design=report.compared_design,
-        runs=runs,
+        runs=say(" and ").join(of_arm),
     )
 
 
@@ -259,12 +258,13 @@ def outcome(finding: Finding, say: Say = english) -> str:
     return f"{finding.level.rung} {found(finding, say)}{at(finding, say) if finding.status is Status.FAIL else ''}"
 
 
-def short_outcome(finding: Finding) -> str:
+def short_outcome(finding: Finding, say: Say = english) -> str:
     """A finding in as few words as a narrow table takes: its rung, what it found, and the step of a failure."""
     step = finding.where.rollout_id
     if not finding.fails:
-        return outcome(finding).partition(" at ")[0]
-    return f"{finding.level.rung} FAIL{'' if step is None else f' at step {step}'}"
+        return f"{finding.level.rung} {found(finding, say)}"
+    place = "" if step is None else say(" at step {step}", step=step)
+    return f"{finding.level.rung} {say('FAIL')}{place}"
 
 
 def how_tested(finding: Finding, say: Say = english) -> str:
@@ -330,5 +330,13 @@ def duration(seconds: float | None, say: Say = english) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if hours:
-        return f"{hours} h {minutes} min {rest} s"
-    return f"{minutes} min {rest} s" if minutes else f"{seconds:.3g} s"
+        return say("{hours} h {minutes} min {seconds} s", hours=hours, minutes=minutes, seconds=rest)
+    if minutes:
+        return say("{minutes} min {seconds} s", minutes=minutes, seconds=rest)
+    return say("{seconds} s", seconds=f"{seconds:.3g}")
+
+
+def counted(number: int, unit: str, say: Say = english) -> str:
+    """So many of a unit, which is named in the plural."""
+    said = say(unit)
+    return quantity(number, unit) if said == unit else f"{number:,} {said}"

@@ -7,7 +7,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from parity.findings import Status, Verdict
+from parity.findings import Status, Verdict, quantity
 from parity.trajectory import e_value
 from parity.watching import Watch, WatchResult
 
@@ -23,8 +23,8 @@ def line(seen: Watch) -> str:
         monitor = trajectory.monitor
         inside = sum(one.verdict is Verdict.PARITY for one in monitor.watched.values())
         parts.append(
-            f"{policy}: {monitor.groups} groups, mean e-value {e_value(monitor.log_e)}, "
-            f"{inside} of {len(monitor.watched)} metrics inside their margins"
+            f"{policy}: {quantity(monitor.groups, 'groups')}, mean e-value {e_value(monitor.log_e)}, "
+            f"{inside} of {quantity(len(monitor.watched), 'metrics')} inside their margins"
         )
     if not seen.trajectories:
         parts.append("no group's arm was drawn so far")
@@ -38,7 +38,7 @@ def screen(seen: Watch) -> RenderableType:
     for policy, trajectory in seen.trajectories.items():
         monitor = trajectory.monitor
         title = (
-            f"{policy}: {trajectory.arms[1]} less {trajectory.arms[0]}, {monitor.groups} groups, "
+            f"{policy}: {trajectory.arms[1]} less {trajectory.arms[0]}, {quantity(monitor.groups, 'groups')}, "
             f"mean e-value {e_value(monitor.log_e)} (20 decides)"
         )
         table = Table(
@@ -61,7 +61,7 @@ def print_result(result: WatchResult, seen: Watch, console: Console) -> None:
     for finding in failing[:_FAILING_SHOWN]:
         console.print(Text(f"{finding.level.rung} {finding.check}: {finding.where} {finding.message}", style="red"))
     if (more := len(failing) - _FAILING_SHOWN) > 0:
-        console.print(Text(f"{more} more failing findings are in --json", style="red"))
+        console.print(Text(f"{quantity(more, 'more failing findings')} in --json", style="red"))
     for finding in result.findings:
         if finding.check.startswith("trajectory_") and finding.status is not Status.PASS and not finding.fails:
             console.print(Text(finding.message, style="yellow"))

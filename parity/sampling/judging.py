@@ -10,7 +10,7 @@ import numpy as np
 
 from parity.contract_checks import Rules, check_arms, check_recording
 from parity.exchanges import Exchange
-from parity.findings import Finding, Judgement, Level, Status, Where
+from parity.findings import Finding, Judgement, Level, Status, Where, quantity
 from parity.samples import Rollout
 from parity.sampling.config import SamplingConfig
 from parity.statistics.evidence import Evidence
@@ -71,11 +71,12 @@ def _way_finding(arm: str, rollout: Rollout) -> Finding:
     evidence = {"checked": len(used), "failed": other}
     if not len(used):
         return Finding("arm_used", Level.CONTRACT, Status.NOT_COMPARED, "no sample was drawn", evidence=evidence)
-    message = f"{len(used)} samples: each came by the arm that was asked for"
+    message = f"{quantity(len(used), 'samples')}: each came by the arm that was asked for"
     if other:
         ways = sorted({str(way) for way in used} - {arm})
         message = (
-            f"{other} of {len(used)} samples fell back to {', '.join(ways)}, so that {arm} is not what was sampled"
+            f"{other} of {quantity(len(used), 'samples')} fell back to {', '.join(ways)}, "
+            f"so that {arm} is not what was sampled"
         )
     status = Status.INCONCLUSIVE if other else Status.PASS
     return Finding("arm_used", Level.CONTRACT, status, message, Where(field="arm"), arm, evidence=evidence)

@@ -11,7 +11,7 @@ import numpy as np
 from scipy import stats
 from statsmodels.duration.survfunc import survdiff
 
-from parity.findings import Finding, Level, Status
+from parity.findings import Finding, Level, Status, quantity
 from parity.statistics.collapse import collapse_rates
 from parity.statistics.values import ALPHA
 
@@ -115,7 +115,7 @@ def worst_case_finding(
     rates = collapse_rates((seen[0] + len(imputed), len(experiment)), (seen[1], len(baseline)))
     harm = rates.p_harm < ALPHA
     told = "the experiment would then collapse more often" if harm else "that would still not show a higher rate"
-    message = f"had the {len(imputed)} runs of the experiment that were cut off collapsed, {told}"
+    message = f"had the {quantity(len(imputed), 'runs')} cut off in the experiment collapsed, {told}"
     evidence = {"imputed": imputed, "experiment": rates.experiment, "baseline": rates.baseline, "p_harm": rates.p_harm}
     status = Status.INCONCLUSIVE if harm else Status.PASS
     return [

@@ -9,6 +9,7 @@ from scipy import stats
 from statsmodels.stats.proportion import confint_proportions_2indep
 
 from parity.errors import UsageError
+from parity.findings import quantity
 from parity.metrics import Curve
 from parity.statistics.values import ALPHA, Interval
 
@@ -95,7 +96,7 @@ def collapse_rates(experiment: tuple[int, int], baseline: tuple[int, int]) -> Ra
     p = 1.0 if constant else float(stats.barnard_exact(table).pvalue)
     p_harm = 1.0 if constant else float(stats.boschloo_exact(table, alternative="greater").pvalue)
     low, high = confint_proportions_2indep(k1, n1, k0, n0, method="newcomb", compare="diff")
-    counts = f"collapse in {k1} of {n1} runs of the experiment and {k0} of {n0} of the baseline"
+    counts = f"collapse in {k1} of {quantity(n1, 'runs')} of the experiment and {k0} of {n0} of the baseline"
     told = "the rates differ" if p < ALPHA else "a difference of the rates is not shown"
     return RateComparison(
         experiment=experiment,

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from parity.errors import UsageError
-from parity.findings import Finding, Level, Status
+from parity.findings import Finding, Level, Status, quantity
 from parity.samples import Rollout
 from parity.statistics.anytime import (
     WARM_UP,
@@ -308,7 +308,7 @@ def _status(largest: float, groups: int) -> Status:
 def _mean_finding(name: Name, mean: Mean, largest: float) -> Finding:
     low, high = mean.interval
     said = f"95 % at all looks {low:+.4g} to {high:+.4g}" if np.isfinite(low) else f"no interval below {WARM_UP} groups"
-    message = f"{name[1]}: differs by {mean.estimate:+.4g} over {mean.units} prompt groups ({said}"
+    message = f"{name[1]}: differs by {mean.estimate:+.4g} over {quantity(mean.units, 'prompt groups')} ({said}"
     message += ")" if mean.allowed is None else f", margin ±{mean.allowed:.4g})"
     needed = None
     if mean.margin is None:
@@ -324,7 +324,7 @@ def _mean_finding(name: Name, mean: Mean, largest: float) -> Finding:
         needed = _groups_needed(mean)
         if status is Status.INCONCLUSIVE and needed is not None:
             more = max(needed - mean.units, needed // 10, 1)
-            message += f"; about {more} more groups would show parity 4 times in 5 if the arms are equal"
+            message += f"; about {quantity(more, 'more groups')} would show parity 4 times in 5 if the arms are equal"
     evidence: dict[str, Any] = {
         "baseline": mean.baseline_total / mean.units,
         "experiment": mean.baseline_total / mean.units + mean.estimate,
@@ -381,7 +381,7 @@ def _exchange_finding(name: Name, exchange: Exchange, largest: float) -> Finding
         message = f"{name[1]}: slots of the experiment differ by up to {estimate:.4g}"
         method = "slots shuffled inside groups"
     status = _status(largest, groups)
-    message += f" over {groups} prompt groups, corrected e-value {np.exp(min(largest, 50)):.3g}"
+    message += f" over {quantity(groups, 'prompt groups')}, corrected e-value {np.exp(min(largest, 50)):.3g}"
     if status is Status.INCONCLUSIVE:
         message += f"; {FEWEST_GROUPS} groups are needed to pass"
     evidence = {

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from parity.findings import Finding, Level, Status, Verdict, Where
+from parity.findings import Finding, Level, Status, Verdict, Where, quantity
 from parity.metrics import AlignedRuns, Curve, RunCurves, align
 from parity.statistics.collapse import collapse_rates, detect_collapse
 from parity.statistics.cost import RatioResult, paired_log_ratio
@@ -147,12 +147,12 @@ def _requests_finding(pairs: Sequence[tuple[RunCurves, RunCurves]]) -> Finding:
     baseline, experiment = (float(sum(pair.values[row].sum() for pair in aligned)) for row in (0, 1))
     steps = sum(len(pair.steps) for pair in aligned)
     if not (np.isfinite(baseline + experiment) and baseline > 0):
-        message = f"requests: {baseline:g} and {experiment:g} over {steps} steps cannot be compared"
+        message = f"requests: {baseline:g} and {experiment:g} over {quantity(steps, 'steps')} cannot be compared"
         return _cost("requests", REQUESTS, Status.INCONCLUSIVE, message, {"steps": steps})
     status = Status.PASS if experiment <= baseline else Status.FAIL
     message = (
-        f"requests: {baseline:.0f} of the baseline and {experiment:.0f} of the experiment over the same {steps} steps, "
-        f"ratio {experiment / baseline:.4g}"
+        f"requests: {baseline:,.0f} of the baseline and {experiment:,.0f} of the experiment "
+        f"over the same {quantity(steps, 'steps')}, ratio {experiment / baseline:.4g}"
     )
     evidence = {"baseline": baseline, "experiment": experiment, "ratio": experiment / baseline, "steps": steps}
     return _cost("requests", REQUESTS, status, message, evidence)
@@ -185,7 +185,8 @@ def _ratio_finding(cost: CostMetric, pairs: Sequence[tuple[RunCurves, RunCurves]
         "response_tokens": tokens,
     }
     message = (
-        f"{metric}: ratio {_ratio_text(result)} over {result.units} interleaved steps in {result.pairs} pairs of runs"
+        f"{metric}: ratio {_ratio_text(result)} over {quantity(result.units, 'interleaved steps')} "
+        f"in {quantity(result.pairs, 'pairs')} of runs"
     )
     if abs(tokens[1] / tokens[0] - 1) > LARGEST_TOKEN_DIFFERENCE:
         void = f"; void, because mean response tokens differ by {tokens[1] / tokens[0] - 1:+.1%} (limit 1 %)"
@@ -203,7 +204,7 @@ def _aligned_pairs(
     curves = [[_without_warm_up(run[metric], warm_up) for run in pair] for pair in pairs]
     aligned = [align(pair) for pair in curves if all(len(curve.steps) for curve in pair)]
     if len(aligned) < len(pairs) or any(not len(pair.steps) for pair in aligned):
-        return f"{metric}: a pair of runs has no common step after {warm_up} steps of warm-up"
+        return f"{metric}: a pair of runs has no common step after {quantity(warm_up, 'steps')} of warm-up"
     return aligned
 
 

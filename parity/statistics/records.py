@@ -8,7 +8,7 @@ from itertools import combinations
 import numpy as np
 import numpy.typing as npt
 
-from parity.findings import Finding, Level, Severity, Status, Where
+from parity.findings import Finding, Level, Severity, Status, Where, quantity
 from parity.metrics import SAME, Curve, RunCurves
 
 FEWEST_STEPS = 10
@@ -59,10 +59,11 @@ def _rewound(runs: Sequence[RunCurves]) -> list[Finding]:
             told = "it started over from its first step, which makes it another run; only the last attempt counts"
         else:
             told = "it was resumed; the last attempt counts, and what it abandoned is dropped, never averaged"
-        message = f"{name} went through {len(steps)} steps more than once, from {steps[0]} to {steps[-1]}: {told}"
+        again = quantity(len(steps), "steps")
+        message = f"{name} went through {again} more than once, from {steps[0]} to {steps[-1]}: {told}"
         found.append(_finding("steps_rewound", Status.FAIL, message, Where(run=name, rollout_id=steps[0]), steps=steps))
-    passed = _finding("steps_rewound", Status.PASS, f"none of {len(runs)} runs went back", checked=len(runs))
-    return found or [passed]
+    message = f"none of {quantity(len(runs), 'runs')} went back"
+    return found or [_finding("steps_rewound", Status.PASS, message, checked=len(runs))]
 
 
 def _lengths(baseline: Sequence[RunCurves], experiment: Sequence[RunCurves]) -> list[Finding]:
@@ -83,10 +84,10 @@ def _one_sided(baseline: Sequence[RunCurves], experiment: Sequence[RunCurves]) -
     whole = [len(baseline), len(experiment)]
     partial = {metric: count for metric, count in counts.items() if count != whole}
     if not partial:
-        message = f"all {len(every)} metrics are recorded in every run"
+        message = f"every run records the same {quantity(len(every), 'metrics')}"
         return [_finding("metrics_recorded", Status.PASS, message, checked=len(every))]
     described = [f"{metric} ({n0} of {whole[0]} and {n1} of {whole[1]})" for metric, (n0, n1) in partial.items()]
-    message = f"{len(partial)} of {len(every)} metrics are not recorded in every run: {_listed(described)}"
+    message = f"{len(partial)} of {quantity(len(every), 'metrics')} not recorded in every run: {_listed(described)}"
     return [_finding("metrics_recorded", Status.NOT_COMPARED, message, recorded=partial)]
 
 
@@ -119,7 +120,9 @@ def _zeros(runs: Sequence[RunCurves]) -> list[Finding]:
     if not found:
         checked = sum(map(len, runs))
         return [_finding("odd_zeros", Status.PASS, "no exact zero stands alone among other values", checked=checked)]
-    described = [f"{curve.metric} of {curve.run} at {len(steps)} steps (first {steps[0]})" for curve, steps in found]
+    described = [
+        f"{curve.metric} of {curve.run} at {quantity(len(steps), 'steps')} (first {steps[0]})" for curve, steps in found
+    ]
     message = f"exact zeros far from the values around them, as a tracker makes of NaN: {_listed(described)}"
     at = Where(found[0][0].run, int(found[0][1][0]), field=found[0][0].metric)
     return [_finding("odd_zeros", Status.FAIL, message, at, curves=described)]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy import stats
 
-from parity.findings import Finding, Level, Status
+from parity.findings import Finding, Level, Status, quantity
 from parity.metrics import AlignedRuns, RunCurves, align
 from parity.statistics.findings import (
     LARGEST_TOKEN_DIFFERENCE,
@@ -100,7 +100,7 @@ def _ratio_finding(cost: CostMetric, baseline: Sequence[RunCurves], experiment: 
     result = run_ratio(means[:split], means[split:])
     tokens = [float(rows.mean()) for rows in (lengths.values[:split], lengths.values[split:])]
     evidence = {
-        "summary": f"geometric mean over {len(times.steps)} steps from {times.steps[0]} on",
+        "summary": f"geometric mean over {quantity(len(times.steps), 'steps')} from {times.steps[0]} on",
         "baseline": float(means[:split].mean()),
         "experiment": float(means[split:].mean()),
         "ratio": result.ratio,
@@ -112,7 +112,7 @@ def _ratio_finding(cost: CostMetric, baseline: Sequence[RunCurves], experiment: 
         "response_tokens": tokens,
         "notes": list(times.notes()),
     }
-    window = f"{len(times.steps)} steps from {times.steps[0]} on, {split} + {len(means) - split} runs"
+    window = f"{quantity(len(times.steps), 'steps')} from {times.steps[0]} on, {split} + {len(means) - split} runs"
     message = f"{metric}: ratio {_text(result)} over {window}"
     excess = tokens[1] / tokens[0] - 1
     if abs(excess) > LARGEST_TOKEN_DIFFERENCE:
@@ -129,7 +129,8 @@ def _steady(metric: str, runs: Sequence[RunCurves]) -> AlignedRuns | str:
         return f"{metric}: not recorded in {lacking} of {len(runs)} runs"
     aligned = align([run[metric] for run in runs])
     if len(aligned.steps) <= WARM_UP:
-        return f"{metric}: the runs have {len(aligned.steps)} steps in common, more than {WARM_UP} are needed"
+        common = quantity(len(aligned.steps), "steps")
+        return f"{metric}: the runs have {common} in common, more than {WARM_UP} are needed"
     return replace(aligned, steps=aligned.steps[WARM_UP:], values=aligned.values[:, WARM_UP:])
 
 

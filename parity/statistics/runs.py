@@ -11,7 +11,7 @@ import numpy as np
 from scipy import stats
 
 from parity.errors import UsageError
-from parity.findings import Verdict
+from parity.findings import Verdict, quantity
 from parity.statistics.values import ALPHA, Floats, Interval, Result, RunValues
 
 POWER = 0.8
@@ -101,7 +101,7 @@ def compare_runs(baseline: RunValues, experiment: RunValues, margin: float) -> R
     if fewest == 1:
         warnings.append("one run in an arm: its own spread is unknown, so parity cannot be shown")
     if fewest < 4:
-        warnings.append(f"with {fewest} runs in an arm no permutation test can reach p = {ALPHA}")
+        warnings.append(f"with {quantity(fewest, 'runs')} in an arm no permutation test can reach p = {ALPHA}")
     return RunComparison(
         metric=baseline.metric,
         verdict=verdict_of(p_equivalence if fewest > 1 else None, p_difference),

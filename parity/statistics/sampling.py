@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from parity.errors import InputError, UsageError
-from parity.findings import Finding, Level, Status, Verdict
+from parity.findings import Finding, Level, Status, Verdict, quantity
 from parity.samples import Rollout
 from parity.statistics.findings import STATUS_OF_VERDICT, metric_finding
 from parity.statistics.groups import PairedResult, groups_needed, paired_events, paired_groups, slot_test
@@ -247,7 +247,7 @@ _COLUMNS: Mapping[str, Callable[[Rollout], Floats | None]] = {
 def _marginal_finding(result: PairedResult, means: tuple[float, float], p_holm: float | None) -> Finding:
     verdict = verdict_of(result.p_equivalence, p_holm)
     message = (
-        f"{result.metric}: differs by {result.estimate:+.4g} over {result.units} prompt groups "
+        f"{result.metric}: differs by {result.estimate:+.4g} over {quantity(result.units, 'prompt groups')} "
         f"(90 % interval {result.ci90[0]:+.4g} to {result.ci90[1]:+.4g}, margin ±{result.margin:.4g})"
     )
     sigma = (result.ci90[1] - result.ci90[0]) / (2 * 1.645) * float(np.sqrt(result.units))
@@ -285,7 +285,7 @@ def _test_finding(test: _Tested, p_holm: float | None) -> Finding:
     enough = result.units >= FEWEST_GROUPS
     status = Status.FAIL if differs else Status.PASS if enough else Status.INCONCLUSIVE
     message = (
-        f"{test.metric}: {result.method} over {result.units} prompt groups, p = {result.p:.2g}, "
+        f"{test.metric}: {result.method} over {quantity(result.units, 'prompt groups')}, p = {result.p:.2g}, "
         f"Holm-adjusted {p_holm:.2g}"
     )
     if status is Status.INCONCLUSIVE:

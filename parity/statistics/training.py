@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from parity.errors import UsageError
-from parity.findings import Finding, Level, Severity, Status, Verdict, Where
+from parity.findings import Finding, Level, Severity, Status, Verdict, Where, quantity
 from parity.metrics import (
     SAME,
     AlignedRuns,
@@ -134,7 +134,7 @@ def lacking(metric: str, arms: Arms) -> dict[str, int]:
 def aligned_runs(metric: str, arms: Arms, minimum_steps: int) -> AlignedRuns | Finding:
     """A metric of both arms and of the history that has it at their common steps, or why it cannot be summarised."""
     if missing := lacking(metric, arms):
-        where = ", ".join(f"{count} runs of the {side}" for side, count in missing.items() if count)
+        where = ", ".join(f"{quantity(count, 'runs')} of the {side}" for side, count in missing.items() if count)
         everywhere = all(missing[side] == len(runs) for side, runs in arms.sides)
         status = Status.NOT_COMPARED if everywhere else Status.INCONCLUSIVE
         return _training(metric, status, f"{metric}: not recorded in {where}", {"lacking": missing})
@@ -142,7 +142,7 @@ def aligned_runs(metric: str, arms: Arms, minimum_steps: int) -> AlignedRuns | F
     aligned = align([*(run[metric] for run in (*arms.baseline, *arms.experiment)), *earlier])
     evidence = {"steps": len(aligned.steps), "notes": list(aligned.notes())}
     if len(aligned.steps) < minimum_steps:
-        message = f"{metric}: {len(aligned.steps)} steps are common to all runs, {minimum_steps} are needed"
+        message = f"{metric}: {quantity(len(aligned.steps), 'steps')} common to all runs, {minimum_steps} needed"
         return _training(metric, Status.INCONCLUSIVE, message, evidence)
     if aligned.missing_share > LARGEST_MISSING_SHARE:
         message = f"{metric}: {aligned.missing_share:.0%} of the steps of the common range lack in some run"
@@ -270,7 +270,8 @@ def _parting(band: Band | None) -> str:
     if band is None or not band.outside:
         return ""
     last = "" if len(band.outside) == 1 else f" to {band.outside[-1]}"
-    return f"; the curves part at {len(band.outside)} steps from {band.outside[0]}{last} (max-T p = {band.p:.2g})"
+    parted = quantity(len(band.outside), "steps")
+    return f"; the curves part at {parted} from {band.outside[0]}{last} (max-T p = {band.p:.2g})"
 
 
 def _first_runs() -> str:
@@ -286,8 +287,8 @@ def _more_runs(comparison: RunComparison, sides: tuple[int, int]) -> str:
     more = [max(comparison.runs_needed - n, 0) for n in sides]
     if not any(more):
         return "at least 1 more run an arm is needed: these had a 4 in 5 chance to decide and did not"
-    text = f"{more[0]} more" if more[0] == more[1] else f"{more[0]} and {more[1]} more"
-    return f"{text} runs an arm ({comparison.runs_needed} in all) would show parity 4 times in 5 if the arms are equal"
+    text = quantity(more[0], "more runs") if more[0] == more[1] else f"{more[0]} and {more[1]} more runs"
+    return f"{text} an arm ({comparison.runs_needed} in all) would show parity 4 times in 5 if the arms are equal"
 
 
 def _interval_text(interval: Interval) -> str:
@@ -369,8 +370,8 @@ def _set_apart(metric: str, baseline: float, experiment: float) -> Finding:
 
 def _flag(metric: str, summary: str, estimate: float, p: float, tests: int) -> Finding:
     message = (
-        f"{metric}: {summary} differs by {estimate:+.4g} (p = {p:.2g} after correction over {tests} metrics); a flag, "
-        "which does not decide"
+        f"{metric}: {summary} differs by {estimate:+.4g} "
+        f"(p = {p:.2g} after correction over {quantity(tests, 'metrics')}); a flag, which does not decide"
     )
     evidence = {"summary": summary, "estimate": estimate, "p_adjusted": p, "unit": "run"}
     return Finding(

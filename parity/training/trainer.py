@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import Qwen2_5_VLConfig
 
 from parity.errors import InputError, TrainingError, UsageError
+from parity.findings import quantity
 from parity.samples import Rollout
 from parity.training import grpo
 from parity.training.batching import ImageTensors, pad, response_logits
@@ -178,7 +179,7 @@ def make_batch(rollout: Rollout, step: int, model: PolicyConfig | None = None, t
     trained = np.asarray([status != "aborted" for status in rollout.strings("status")])
     trained &= rollout.ragged("output_ids").lengths > 0
     if not trained.any():
-        raise TrainingError(f"step {step}: none of {len(rollout)} samples has a token to train on")
+        raise TrainingError(f"step {step}: none of {quantity(len(rollout), 'samples')} has a token to train on")
     kept = Rollout(rollout.table.filter(pa.array(trained)))
     outputs = kept.ragged("output_ids")
     log_probs, mask = kept.ragged("logprobs"), kept.ragged("loss_mask")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,16 @@ def test_parity_exits_0_and_writes_the_report(logs: Path, tmp_path: Path) -> Non
     document = json.loads((tmp_path / "report" / "report.json").read_text())
     assert document["verdict"] == "PARITY"
     assert document["cost"][1]["ratio"] == pytest.approx(0.8, abs=0.03)
+
+
+def test_in_chinese_what_is_printed_is_the_reports_language(logs: Path, tmp_path: Path) -> None:
+    code, output = compared(logs, tmp_path, "--lang", "zh")
+    assert code == 0, output
+    assert "曲线等价（PARITY）：experiment 与 baseline 的训练一致" in output  # noqa: RUF001 - Chinese
+    assert "差异可检出" in output or "在容差 ±" in output
+    assert not re.search(r"\b(pass|inside|intervals?|differs|difference|report:)\b", output), output
+    assert (tmp_path / "report" / "report.md").read_text().startswith("# Rollout 等价性：PARITY")  # noqa: RUF001
+    assert json.loads((tmp_path / "report" / "report.json").read_text())["headline"].startswith("PARITY of the curves")
 
 
 def test_a_difference_exits_1_and_one_run_an_arm_3(logs: Path, tmp_path: Path) -> None:

@@ -111,7 +111,7 @@ def test_a_broken_rule_fails_with_its_finding_and_a_known_deviation_xfails(throu
     with through(Fault()) as (url, _):
         code, output = run_pytest(tmp_path, "--parity-url", url, "-k", "single_ids or native_8 or seed_repeats")
     assert (code, counts(output)) == (1, {"failed": 1, "xfailed": 1, "passed": 1})
-    assert "1 prompts with n = 8 answered by 7 outputs" in output
+    assert "1 prompt with n = 8 answered by 7 outputs" in output
     assert "Traceback" not in output
 
 

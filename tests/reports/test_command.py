@@ -96,6 +96,19 @@ def test_in_github_actions_failures_are_annotations_and_the_report_is_the_summar
     assert (experiment / "summary.md").read_text().startswith("# Rollout parity: DIFFERENT\n")
 
 
+def test_a_summary_that_cannot_be_written_is_told_and_the_verdict_stays(
+    experiment: Path, parity: Parity, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(experiment / "none" / "summary.md"))
+    assert parity("report", experiment, "--quiet") == 1
+    said = capsys.readouterr()
+    assert said.out == "DIFFERENT\n"
+    assert said.err == (
+        f"parity: warning: {experiment}/none/summary.md: the step's summary cannot be written: "
+        "No such file or directory\n"
+    )
+
+
 def test_two_reports_of_one_experiment_are_compared(
     experiment: Path, parity: Parity, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -105,7 +118,7 @@ def test_two_reports_of_one_experiment_are_compared(
     (tmp_path / "before.json").write_text(json.dumps(before))
     capsys.readouterr()
     assert parity("report", "--diff", experiment, experiment) == 0
-    assert capsys.readouterr().out == "the same conclusions: 0 changes of verdict or findings, 0 others\n"
+    assert capsys.readouterr().out == "the same conclusions: 0 changes of verdict or findings, 0 other changes\n"
     assert parity("report", "--diff", tmp_path / "before.json", experiment, "--json") == 1
     assert json.loads(capsys.readouterr().out) == {
         "same_conclusion": False,

@@ -66,7 +66,7 @@ def test_a_run_that_ended_early_shortens_the_window_of_all_and_is_told():
     reward = row(two_arms("rollout/raw_reward", pair), "reward")
     assert reward.baseline == {"mean": 2.5}
     assert reward.difference == {"mean": 0.0}
-    assert reward.notes == ("paired-per-sample-0 has 1 steps outside the common range that are not used",)
+    assert reward.notes == ("paired-per-sample-0 has 1 step outside the common range, not used",)
 
 
 def test_output_counts_are_totals_so_that_one_lost_sample_early_shows():
@@ -84,7 +84,7 @@ def test_nan_stays_nan_and_null_is_nan():
         assert math.isnan(reward.experiment["mean"])
         assert math.isnan(reward.difference["mean"])
         assert reward.baseline == {"mean": 1.0}
-        assert "is NaN or infinite at 1 steps (first 1)" in reward.notes[0]
+        assert "is NaN or infinite at 1 step (first 1)" in reward.notes[0]
 
 
 def test_a_metric_that_one_run_lacks_is_not_compared():

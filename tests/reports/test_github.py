@@ -51,7 +51,7 @@ def test_a_long_message_is_cut(build):
 def test_more_than_github_shows_are_counted(build):
     lines = [parsed(line) for line in github.workflow_commands(build(findings=[failing(step) for step in range(40)]))]
     assert [line[0] for line in lines] == ["error"] * 10
-    assert lines[-1][2] == "32 more are in report.json"
+    assert lines[-1][2] == "32 more in report.json"
 
 
 def test_the_summary_is_appended_without_pictures(report, tmp_path: Path):

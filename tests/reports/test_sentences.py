@@ -6,6 +6,7 @@ import re
 import string
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import cache
 from importlib import resources
 from itertools import chain
 from pathlib import Path
@@ -15,18 +16,24 @@ import pytest
 from recorded_runs import recorded
 
 from parity.comparison import Question, compare, margins_of
-from parity.contract_checks import CHECKS
+from parity.contract_checks import CHECKS, Rules, check_exchanges, check_samples, samples_of
 from parity.curves import RecordedRun
 from parity.engine.detection import SENTENCES
+from parity.exchanges import read_exchanges
 from parity.faults import FAULTS
 from parity.faults.scenes import DRAWS
 from parity.findings import Finding, Level, Status
+from parity.metrics import curves_of_run
+from parity.replay import compare_twins
 from parity.reports import markdown
 from parity.reports.document import Report
 from parity.reports.sentences import in_language, sentences, translate
 from parity.reports.words import LANGUAGES
+from parity.samples import Rollout, Sample
+from parity.stats import cost_findings
 
 CHINESE = re.compile("[\u3000-\u303f\u4e00-\u9fff\uff00-\uffef]")
+ANSWERS = Path(__file__).parents[1] / "data" / "sglang-0.5.23-cpu.exchanges.jsonl"
 SAME = {"run", "runs", "step", "steps", "{value:number}"}
 """What Chinese text of the field writes as it is."""
 
@@ -57,9 +64,14 @@ def planted(name: str) -> Sequence[Finding]:
     return list(fault.kind.judge(scene))
 
 
-def test_what_checks_say_of_every_planted_fault_is_translated() -> None:
+@cache
+def of_faults() -> Sequence[Finding]:
     of_reports = [name for name, fault in FAULTS.items() if fault.kind is not DRAWS]
-    findings = list(chain.from_iterable(map(planted, of_reports)))
+    return list(chain.from_iterable(map(planted, of_reports)))
+
+
+def test_what_checks_say_of_every_planted_fault_is_translated() -> None:
+    findings = of_faults()
     assert len({finding.check for finding in findings if finding.status is Status.FAIL}) > 60
     assert untranslated(findings) == set()
 
@@ -80,10 +92,61 @@ def comparisons() -> Iterator[Report]:
     yield compare(arm("b", 3, 0), cut, question=question)
 
 
+@cache
+def of_comparisons() -> Sequence[Finding]:
+    return [finding for report in comparisons() for finding in report.findings]
+
+
 def test_what_is_said_of_recorded_runs_is_translated() -> None:
-    findings = [finding for report in comparisons() for finding in report.findings]
+    findings = of_comparisons()
     assert len({finding.check for finding in findings}) > 12
     assert untranslated(findings) == set()
+
+
+def of_single_answers() -> Sequence[Finding]:
+    """What the contract says of each answer of the real engine alone, and of each of their outputs."""
+    recorded = read_exchanges(ANSWERS)
+    rules = Rules(group_size=2, max_new_tokens=1, context_length=8, vocab_size=9, temperature=1.0)
+    of_exchanges = [finding for one in recorded for finding in check_exchanges([one], rules)]
+    outputs = [sample for one in read_exchanges(ANSWERS) for sample in samples_of([one])]
+    alone = [finding for one in outputs for finding in check_samples(Rollout.from_samples([one]), rules)]
+    return [*of_exchanges, *alone]
+
+
+def of_one_pair() -> Sequence[Finding]:
+    """What two runs of a pair cost, and what a twin of one step and sample shows."""
+    steps = [{"step": step, **dict.fromkeys(COSTS, 2.0 + step % 3)} for step in range(40)]
+    pair = tuple(curves_of_run(name, steps) for name in ("a", "b"))
+    one = Rollout.from_samples([Sample(0, 0, rollout_id=0, output_ids=[1])])
+    return [*cost_findings([pair]), *compare_twins(one, one, steps[:1], steps[:1])]
+
+
+COSTS = ("perf/requests", "perf/rollout_time", "perf/tokens_per_gpu_per_sec", "rollout/response_len/mean")
+ONE_OF_SEVERAL = re.compile(
+    r"(?<![+\d.,] )(?<![\d.,])\b1 ([a-z]+ )?(?!(?:is|its|was|has|holds|serves|this)\b)[a-z-]+s\b"
+)
+"""One of what is named in the plural; sums ("1 + 1 runs") are of several."""
+
+
+@pytest.mark.parametrize("said", [of_faults, of_comparisons, of_single_answers, of_one_pair])
+def test_one_of_a_thing_is_said_in_the_singular(said: Callable[[], Sequence[Finding]]) -> None:
+    messages = {finding.message for finding in said()}
+    assert any(re.search(r"\b1 [a-z]+\b", message) for message in messages)
+    assert sorted(message for message in messages if ONE_OF_SEVERAL.search(message)) == []
+    assert untranslated(said()) == set()
+
+
+def test_the_singular_is_told_from_the_plural() -> None:
+    wrong = ("over 1 pairs of runs", "in 1 samples", "1 other changes", "1 log-probs", "in 1 prompt groups")
+    right = ("1 + 1 runs", "0.1 nats", "1 of 2 samples fail", "seed 1 serves", "1 pair of runs", "step 1 is", "21 runs")
+    assert [text for text in (*wrong, *right) if ONE_OF_SEVERAL.search(text)] == list(wrong)
+
+
+def test_a_template_about_several_is_that_of_one(build: Callable[..., Report]) -> None:
+    assert translate("a group of 1 sample, not 8 (1 of 1 group fail)", "zh") == translate(
+        "a group of 1 samples, not 8 (1 of 1 groups fail)", "zh"
+    )
+    assert translate("step 0: reward is equal bit for bit in 1 bananas", "zh") is None
 
 
 def test_a_sentence_is_never_translated_by_half() -> None:

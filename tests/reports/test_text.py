@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 from dataclasses import replace
 
 import pytest
@@ -91,9 +92,9 @@ def test_durations(seconds, shown):
     assert text.duration(seconds) == shown
 
 
-def printed(report, **options) -> str:
+def printed(report, language="en", **options) -> str:
     stream = io.StringIO()
-    print_report(report, Console(file=stream, width=200, **options))
+    print_report(report, Console(file=stream, width=200, **options), language)
     return stream.getvalue()
 
 
@@ -106,6 +107,20 @@ def test_a_terminal_shows_the_rows_in_order_and_ends_with_the_verdict(report):
     assert lines[-1].startswith("Not shown: that free sampling is equally distributed")
     assert any("rollout time" in line and "0.64 (95 % 0.62 to 0.66)" in line for line in lines)
     assert "\x1b" not in shown
+
+
+ENGLISH = re.compile(r"\b(baseline|experiment|difference|finding|reward|pass|fail|compared|means|equals|of|the|is)\b")
+"""Words that the summary says in English, and a Chinese sentence of the field does not."""
+
+
+def test_a_terminal_speaks_the_language_of_the_report(report, build):
+    failing = Finding("twin_reward", Level.REPLAY, Status.FAIL, "the rates differ", Where("native-seed0", 3))
+    open_yet = Finding("collapse_rate", Level.TRAINING, Status.INCONCLUSIVE, "the rates differ")
+    for one in (report, build(findings=[]), build(findings=[*[failing] * 7, open_yet])):
+        assert ENGLISH.search(printed(one))
+        shown = re.sub("L0 .*英文原文.*", "", printed(one, "zh"))
+        assert not ENGLISH.search(shown), shown
+    assert "另有 2 条未通过，见 report.md" in shown  # noqa: RUF001 - Chinese
 
 
 def test_a_mean_advantage_of_rounding_reads_0_and_another_does_not(report):

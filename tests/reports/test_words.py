@@ -19,7 +19,7 @@ from parity.reports.words import catalogue, speaker
 
 CHINESE = re.compile("[\u3000-\u303f\u4e00-\u9fff\uff00-\uffef]")
 SAID = re.compile(r'\bsay\(\s*"((?:[^"\\]|\\.)*)"')
-SAME = {"commit", "loss", "prompt", "run", "step", "step {step}"}
+SAME = {" ", "commit", "loss", "prompt", "run", "step", "step {step}"}
 """Terms that the field writes in English in Chinese text too."""
 
 
@@ -83,6 +83,14 @@ def test_chinese_markdown_keeps_the_numbers_and_the_eight_rows(report):
     assert [line.split(" | ")[0].strip("| ") for line in table[2:]] == chinese_words.EIGHT_ROWS
     numbers = re.compile(r"\d+\.\d{3,}")
     assert sorted(numbers.findall(chinese)) == sorted(numbers.findall(english))
+
+
+def test_what_is_counted_has_its_measure_word(report, faulty):
+    for one in (report, faulty):
+        said = markdown.render(one, [], "zh")
+        assert "143,360 个样本" in said
+        assert "3 + 3 个 run" in said
+        assert re.findall(r"\d (?:样本|组|请求|应答|输出|指标|曲线|run|step|token|prompt)\b", said) == []
 
 
 def test_a_failure_is_said_with_its_place(faulty):

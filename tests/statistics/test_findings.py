@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from parity.errors import InputError, UsageError
-from parity.findings import Finding, Level, Status
+from parity.findings import Finding, Level, Status, quantity
 from parity.metrics import RunCurves, curves_of_run
 from parity.stats import collapse_finding, cost_findings, training_findings
 
@@ -69,7 +69,7 @@ def test_an_open_comparison_says_how_many_more_runs_it_takes() -> None:
     assert found.status is Status.INCONCLUSIVE
     more = found.evidence["runs_needed"] - 3
     assert more > 0
-    assert f"{more} more runs an arm" in found.message
+    assert f"{quantity(more, 'more runs')} an arm" in found.message
 
 
 def test_a_margin_out_of_reach_and_runs_without_spread_say_so() -> None:
@@ -86,7 +86,7 @@ def test_a_metric_that_some_runs_lack_is_open_and_one_that_all_lack_is_not_compa
     del experiment[1]["train/grad_norm"]
     found = by_metric(training_findings(baseline, experiment, {**MARGINS, "eval/none": 1.0}))
     assert found["train/grad_norm"].status is Status.INCONCLUSIVE
-    assert "1 runs of the experiment" in found["train/grad_norm"].message
+    assert "1 run of the experiment" in found["train/grad_norm"].message
     assert found["eval/none"].status is Status.NOT_COMPARED
 
 

@@ -18,7 +18,7 @@ function overview() {
       data.table.map(rowCells),
       "rows",
     ),
-    el("p", { class: "note" }, [data.basis, ...new Set(data.table.flatMap((row) => row.notes))].join(" ")),
+    el("p", { class: "note" }, [data.basis, ...new Set(data.table.flatMap((row) => row.notes))].join(say(" "))),
     el("h2", {}, say("The ladder of evidence")),
     table(
       [say("level"), say("question"), say("status"), say("findings compared"), say("strongest finding")],
