@@ -6,6 +6,7 @@ prompt-major: for prompts p1, p2 and n = 2 the order is p1 p1 p2 p2 (`tokenizer_
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -108,6 +109,43 @@ _FIELD_TYPES: dict[str, type | tuple[type, ...]] = {
 }
 
 
+_NO_BRACES = bytes(set(range(256)) - set(b"{}"))
+
+
+def repeated_name(content: bytes) -> str | None:
+    """The first name that stands twice in one object of valid JSON, of whose values parsers keep one without a word.
+
+    None where no object has one.
+    """
+    # What is escaped becomes a byte that no JSON holds, so that quotes part what is in strings from what is outside.
+    parts = content.replace(b"\\\\", b"\0").replace(b'\\"', b"\1").split(b'"')
+    outside, inside = parts[::2], parts[1::2]
+    names: list[set[str]] = []
+    done = 0
+    for place in [place for place, after in enumerate(outside[1:]) if after.lstrip().startswith(b":")]:
+        for brace in b"".join(outside[done : place + 1]).translate(None, _NO_BRACES):
+            if brace == ord("{"):
+                names.append(set())
+            else:
+                names.pop()
+        done = place + 1
+        name: str = json.loads(b'"%b"' % inside[place].replace(b"\1", b'\\"').replace(b"\0", b"\\\\"))
+        if name in names[-1]:
+            return name
+        names[-1].add(name)
+    return None
+
+
+def refuse_repeated_names(line: bytes, place: str) -> None:
+    """Holds a line of valid JSON to objects that say each thing once.
+
+    Raises:
+        InputError: A name stands twice in an object; which of its values holds, nobody can tell.
+    """
+    if (name := repeated_name(line)) is not None:
+        raise InputError(f"{place}: field {name!r} stands twice in one object")
+
+
 def output_id(answer: Any) -> str | None:
     """The id of an answer's first output, or of an output; None where it has none."""
     item = answer[0] if isinstance(answer, list) and answer else answer
@@ -130,6 +168,7 @@ def read_exchanges(path: Path) -> Iterator[Exchange]:
                     row = orjson.loads(line)
                 except orjson.JSONDecodeError as error:
                     raise InputError(f"{place}: not JSON: {error}") from error
+                refuse_repeated_names(line, place)
                 yield Exchange.from_json(row, place)
     except OSError as error:
         raise InputError(f"{path}: {error.strerror or error}") from error

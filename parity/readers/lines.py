@@ -13,6 +13,7 @@ import orjson
 import pyarrow as pa
 
 from parity.errors import CutOff, InputError
+from parity.exchanges import refuse_repeated_names
 
 LONGEST_LINE = 1 << 28
 """Bytes of the longest line that is read: some 7 million tokens with their log-probs."""
@@ -84,6 +85,7 @@ def _object(line: bytes, place: str) -> dict[str, Any]:
         row = orjson.loads(line)
     except orjson.JSONDecodeError:
         row = _with_nan(line, place)
+    refuse_repeated_names(line, place)
     if not isinstance(row, dict):
         raise InputError(f"{place}: a JSON object is expected, not {type(row).__name__}")
     return row
@@ -92,7 +94,7 @@ def _object(line: bytes, place: str) -> dict[str, Any]:
 def _with_nan(line: bytes, place: str) -> Any:
     """JSON with NaN and infinities, which Python's writer emits and the standard lacks."""
     try:
-        return json.loads(line)
+        return json.loads(line.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise InputError(f"{place}: not UTF-8: byte {error.object[error.start]:#04x} at {error.start}") from error
     except ValueError as error:

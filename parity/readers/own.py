@@ -14,7 +14,7 @@ from parity.errors import InputError
 from parity.exchanges import Exchange
 from parity.metrics import Curve, curves_of_run
 from parity.readers.lines import in_batches, read_lines
-from parity.readers.rows import DAMAGED_TABLE, rollout_of
+from parity.readers.rows import DAMAGED_TABLE, TRUTH_VALUES, rollout_of
 from parity.samples import SCHEMA, Rollout
 
 _ROWS_AT_A_TIME = 2_048
@@ -38,10 +38,19 @@ def read_sample_table(path: Path, group_size: int | None) -> Iterator[Rollout]:
                     table = pa.Table.from_batches([batch])
                     table.validate(full=True)
                     place = f"{path}, row group {number}"
+                    _check_truth_values(table, place)
                     _check_extra(table, place)
                     yield Rollout.from_table(table, place)
     except DAMAGED_TABLE as error:
         raise InputError(f"{path}: cannot be read as Parquet: {error}") from error
+
+
+def _check_truth_values(table: pa.Table, place: str) -> None:
+    """Holds columns of true and false to `TRUTH_VALUES`; Arrow would take any for numbers."""
+    for column in table.schema:
+        kind = column.type.value_type if pa.types.is_list(column.type) else column.type
+        if pa.types.is_boolean(kind) and column.name not in TRUTH_VALUES:
+            raise InputError(f"{place}: column {column.name!r} is {column.type}")
 
 
 def _check_extra(table: pa.Table, place: str) -> None:

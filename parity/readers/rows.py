@@ -27,6 +27,9 @@ _WRONG_TYPE = (pa.ArrowException, TypeError, ValueError, OverflowError, RuntimeE
 
 _NUMBERS_IN_TEXT = ("weight_versions",)
 
+TRUTH_VALUES = ("reward", "loss_mask")
+"""Columns that hosts fill with true and false too, a verifier's answer and a mask, which count as 1 and 0."""
+
 
 def rollout_of(rows: Sequence[Row], place: Place) -> Rollout:
     """Columns from rows by column name; what a row lacks is null, and `extra` is a mapping.
@@ -63,7 +66,10 @@ def _shown(value: Any) -> str:
 
 
 def _converted(column: pa.Field, values: list[Any]) -> pa.Array:
-    """Values as an array of the column's type; a fraction in an integer column is refused, never cut."""
+    """Values as an array of the column's type.
+
+    A fraction in an integer column is refused, never cut, and so is true or false outside `TRUTH_VALUES`.
+    """
     if column.name == "extra":
         return pa.array([_extra_text(value) for value in values], pa.string())
     array = pa.array(values)
@@ -72,7 +78,8 @@ def _converted(column: pa.Field, values: list[Any]) -> pa.Array:
         return array.cast(column.type)
     is_text = pa.types.is_string(found)
     in_text = column.name in _NUMBERS_IN_TEXT and pa.types.is_integer(found)
-    is_number = pa.types.is_integer(found) or pa.types.is_floating(found) or pa.types.is_boolean(found)
+    is_number = pa.types.is_integer(found) or pa.types.is_floating(found)
+    is_number |= pa.types.is_boolean(found) and column.name in TRUTH_VALUES
     if not ((is_text or in_text) if pa.types.is_string(wanted) else is_number):
         raise TypeError(f"it holds {found}")
     return array.cast(column.type)

@@ -117,7 +117,7 @@ def test_parquet_cut_off_or_changed_anywhere(kind: str, valid_samples: Any, tmp_
         ("extra", pa.array(["[1]"]), "row 0: field 'extra' is no JSON object"),
         ("extra", pa.array(["{"]), "row 0: field 'extra' is no JSON object"),
         ("reward", pa.array(["high"]), "column 'reward'"),
-        ("index", pa.array([None], pa.int64()), "column 'index' has 1 nulls"),
+        ("index", pa.array([None], pa.int64()), "column 'index' has 1 null in 1 row"),
         ("colour", pa.array([1]), "unknown columns"),
     ],
 )

@@ -62,6 +62,9 @@ def test_nan_and_infinity_stay_what_they_are(tmp_path: Path) -> None:
         (b'{"a": "\xff"}\n', "not UTF-8: byte 0xff"),
         (b'{"a": ' + b"[" * 100_000 + b"\n", "nested too deeply|not JSON"),
         (b'{"a": ' + b"1" * 5_000 + b"}\n", "not JSON"),
+        (b'{"a": {"b": 1, "c": [], "b": 1}}\n', "field 'b' stands twice in one object"),
+        (b'{"a": NaN, "a": 1}\n', "field 'a' stands twice in one object"),
+        ('{"a": 1}'.encode("utf-16"), "not JSON|not UTF-8"),
         (b"\x00" * 100 + b"\n", "not JSON|not UTF-8"),
     ],
 )

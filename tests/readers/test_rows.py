@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from host_forms import host_sample, rank_dump, relax_row, rollout_dump, save_torch, verl_row, write_lines
 
@@ -50,6 +52,12 @@ def read(path: Path, group_size: int | None = N) -> Rollout:
         ("weight_versions", [1.5]),
         ("media_sha256", [1]),
         ("top_k", True + 0.5),
+        ("top_k", True),
+        ("temperature", True),
+        ("advantage", False),
+        ("prompt_tokens", True),
+        ("output_ids", [True]),
+        ("logprobs", [False]),
         ("extra", {"a": object()}),
         ("extra", {"a": 2**64}),
         ("extra", {"a": "\ud800"}),
@@ -140,6 +148,44 @@ def test_a_number_that_two_samples_of_a_group_share_is_found(samples: list[Sampl
     content["samples"][5]["index"] = content["samples"][6]["index"]
     findings = check_paths([save_torch(tmp_path / "0.pt", content)], Rules()).findings
     assert ("slot_index", 1) in {(one.check, one.where.group_index) for one in findings if one.fails}
+
+
+def test_a_reward_may_be_true_or_false_and_so_may_a_mask(samples: list[Sample], tmp_path: Path) -> None:
+    """As of a verifier: slime and Miles make a float tensor of rewards, and verl takes the float of a boolean score."""
+    truth = [number % 3 == 0 for number in range(len(samples))]
+    plain, mapped, lines, scores = rollout_dump(samples, N), rollout_dump(samples, N), [], []
+    for number, one in enumerate(samples):
+        plain["samples"][number]["reward"] = truth[number]
+        plain["samples"][number]["loss_mask"] = [True] * len(plain["samples"][number]["loss_mask"] or [])
+        mapped["samples"][number]["reward"] = {"score": truth[number], "acc": truth[number]}
+        lines.append({**one.to_json(), "reward": truth[number]})
+        scores.append({**verl_row(one), "score": truth[number]})
+    train = rank_dump(samples, N, samples)
+    train["rollout_data"]["raw_reward"] = truth
+    table = Rollout.from_samples(samples).table
+    table = table.set_column(table.column_names.index("reward"), "reward", pa.array(truth))
+    pq.write_table(table, tmp_path / "own.parquet")
+    paths = [
+        save_torch(tmp_path / "0.pt", plain),
+        save_torch(tmp_path / "mapped.pt", mapped),
+        save_torch(tmp_path / "0_0.pt", train),
+        write_lines(tmp_path / "own.samples.jsonl", lines),
+        write_lines(tmp_path / "0.jsonl", scores),
+        tmp_path / "own.parquet",
+    ]
+    for path in paths:
+        assert read(path).numbers("reward")[0].tolist() == [float(one) for one in truth], path
+    assert set(read(paths[0]).ragged("loss_mask").values.tolist()) == {1}
+
+
+def test_a_column_of_truth_values_is_no_column_of_numbers(samples: list[Sample], tmp_path: Path) -> None:
+    table = Rollout.from_samples(samples).table
+    for name, kind in (("temperature", pa.bool_()), ("output_ids", pa.list_(pa.bool_()))):
+        value = [[True]] if name == "output_ids" else [True]
+        other = table.set_column(table.column_names.index(name), name, pa.array(value * len(table), kind))
+        pq.write_table(other, tmp_path / "own.parquet")
+        with pytest.raises(InputError, match=rf"own\.parquet, row group 0: column '{name}' is "):
+            read(tmp_path / "own.parquet")
 
 
 def test_dumps_of_early_versions_are_read(samples: list[Sample], tmp_path: Path) -> None:
