@@ -12,12 +12,14 @@ SHELLS = {"bash": BashComplete, "zsh": ZshComplete, "fish": FishComplete}
 @click.argument("shell", type=click.Choice(list(SHELLS)))
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:
-    """Prints the script that completes commands, options and their values in a shell.
+    """Prints the script by which a shell completes commands.
+
+    It completes options and their values too.
 
     \b
     Examples:
-      parity completion bash > ~/.local/share/bash-completion/completions/parity
-      parity completion zsh > "${fpath[1]}/_parity"
-      parity completion fish > ~/.config/fish/completions/parity.fish
+      source <(parity completion bash)  # in ~/.bashrc
+      source <(parity completion zsh)  # in ~/.zshrc, after compinit
+      parity completion fish | source  # in ~/.config/fish/config.fish
     """  # noqa: D301 - click reads the \b
     click.echo(SHELLS[shell](context.find_root().command, {}, "parity", "_PARITY_COMPLETE").source())

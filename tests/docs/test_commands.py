@@ -74,9 +74,6 @@ RUN = {
     "parity plan --margin reward=0.02 --history parity-out/mine": 0,
     "parity plan --margin reward=0.02 --margin response_length=0.02 --history parity-out/mine": 0,
     "parity plan --margin reward=0.02 --history dumps/*.pt --seconds-per-step 180 --gpus 16 --groups-per-step 64": 0,
-    "parity completion bash > ~/.local/share/bash-completion/completions/parity": 0,
-    'parity completion zsh > "${fpath[1]}/_parity"': 0,
-    "parity completion fish > ~/.config/fish/completions/parity.fish": 0,
 }
 """Lines that are run here, and their exit codes on the files of `documented_files`."""
 
@@ -87,6 +84,11 @@ ADDED = {"parity sample": ("--max-groups", "16", "--quiet"), "parity watch": ("-
 TRAINING = "trains for minutes"
 NATIVE = "parity run --baseline --experiment native"
 ELSEWHERE = {
+    ("changes the shell", "tests/cli/test_completion.py::test_a_real_bash_completes"): (
+        "source <(parity completion bash)",
+    ),
+    ("needs zsh", "tests/cli/test_completion.py::test_a_real_zsh_completes"): ("source <(parity completion zsh)",),
+    ("needs fish", "tests/cli/test_completion.py::test_a_real_fish_completes"): ("parity completion fish | source",),
     (TRAINING, "tests/runner/test_run.py::test_a_twin_of_a_sound_patch_is_equal_bit_for_bit"): (
         f"{NATIVE} --design twin",
         f"{NATIVE} --design twin --out parity-out/twin",
