@@ -42,7 +42,9 @@ BENCH_EXIT = (
 @click.command(cls=SeveralValues, epilog=BENCH_EXAMPLES + "\n" + BENCH_EXIT)
 @click.argument("url", required=False)
 @click.option(
-    "--engine", type=click.Choice(["embedded", "sglang"]), help="Start engines. Default without a URL: embedded."
+    "--engine",
+    type=click.Choice(["embedded", "sglang"]),
+    help="Start engines; one that is up is given by its URL alone. Default without a URL: embedded.",
 )
 @click.option(
     "--model-path",
@@ -110,10 +112,11 @@ def bench(
     quiet: bool,
     **asked: Any,
 ) -> None:
-    """Measures what the granularity of requests costs: the same samples asked for in several modes, taking turns.
+    """Measures what the granularity of requests costs.
 
-    Every mode asks for equal work: as many samples of as many tokens, each to its cap. A ratio of time is refused
-    where that does not hold. Says how requests and decode tokens spread over engines.
+    The same samples are asked for in several modes, which take turns. Every mode asks for equal work: as many samples
+    of as many tokens, each to its cap. A ratio of time is refused where that does not hold. Says how requests and
+    decode tokens spread over engines.
     """
     if url and engine:
         raise UsageError(f"{url} is there already: give a URL or --engine, not both")
@@ -140,6 +143,7 @@ def bench(
         )
     sources = open_sources(counts)
     directory = out or new_directory("bench-")
+    directory.mkdir(parents=True, exist_ok=True)  # what cannot be written is told before it is measured
     with tempfile.TemporaryDirectory() as scratch, _progress(console, quiet) as (step, starting):
         result = run_bench(
             config,

@@ -42,10 +42,11 @@ CHECK_EXIT_HELP = "Exit code: 0 passed, 1 failed, 2 wrong input (or a file could
 @click.option("--junit", type=click.Path(path_type=Path, dir_okay=False), help="Write the result as JUnit XML too.")
 @click.option("--quiet", is_flag=True, help="Print only the verdict.")
 def check(sources: tuple[str, ...], as_json: bool, junit: Path | None, quiet: bool, **asked: Any) -> None:
-    """Holds dumps, recordings, directories of either, or a live engine to the contract.
+    """Holds dumps, recordings or a live engine to the contract.
 
-    What is at a path is recognised by its content: dumps of slime, Miles and Relax, Relax's and verl's JSON lines,
-    Miles' dashboard columns, experiments, samples and exchanges as JSON lines (plain, gzip or zstd) and Parquet.
+    A PATH is a file or a directory of them. What is at a path is recognised by its content: dumps of slime, Miles and
+    Relax, Relax's and verl's JSON lines, Miles' dashboard columns, experiments, samples and exchanges as JSON lines
+    (plain, gzip or zstd) and Parquet.
     """
     from parity.checking import check_sources
     from parity.reports.checks import headline, print_checks

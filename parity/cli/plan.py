@@ -10,7 +10,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from parity.cli.shared import SeveralValues, counting, parse_numbers
+from parity.cli.shared import SeveralValues, counting, parse_margins, parse_numbers
 from parity.errors import NotRecognised, UsageError
 
 PLAN_EXAMPLES = """\b
@@ -57,15 +57,17 @@ Examples:
 def plan(
     margins: tuple[str, ...], history: tuple[str, ...], seed: int, as_json: bool, quiet: bool, **asked: Any
 ) -> None:
-    """Says how many groups, steps and seeds a margin needs, what that costs, and the cheapest design that gets there.
+    """Says how many groups, steps and seeds a margin needs.
 
-    Power is simulated from how much the metrics vary: stated, or measured in what you have.
+    Also what that costs, and the cheapest design that gets there. Power is simulated from how much the metrics vary:
+    stated, or measured in what you have.
     """
     import numpy as np
     import orjson
 
     from parity import planning
     from parity.reports.planning import cheapest, print_plan
+    from parity.statistics.sampling import SAMPLING_MARGINS
 
     stated: dict[str, planning.Spread] = {}
     fields = (("group", "--sigma", "sigmas"), ("run", "--sigma-run", "run_sigmas"), ("mean", "--mean", "means"))
@@ -75,7 +77,7 @@ def plan(
             stated = planning.merged(stated, {metric: planning.Spread(metric, **known)})
     setting = planning.Setting(**asked)
     spreads = planning.merged(stated, _measured(history, setting.group_size, quiet)) if history else stated
-    made = planning.plan(parse_numbers("--margin", margins), spreads, setting, np.random.default_rng(seed))
+    made = planning.plan(parse_margins(margins, SAMPLING_MARGINS), spreads, setting, np.random.default_rng(seed))
     console = Console(stderr=as_json, highlight=False)
     if as_json:
         sys.stdout.buffer.write(orjson.dumps(made.to_json(), option=orjson.OPT_INDENT_2) + b"\n")

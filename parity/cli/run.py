@@ -107,7 +107,7 @@ def run(
     targets: Targets,
     **asked: Any,
 ) -> None:
-    """Trains both arms for real, in pairs, and gives the verdict with its report.
+    """Trains both arms in pairs and gives the verdict with a report.
 
     The arms: per-sample sends one request a sample, batched one request with a list of n copies of the prompt, native
     one request with sampling_params.n.

@@ -23,9 +23,10 @@ from parity.cli.shared import (
     given_options,
     interruptible,
     new_directory,
-    parse_numbers,
+    parse_margins,
 )
 from parity.errors import UsageError
+from parity.training.tasks import TASKS
 
 SAMPLE_EXAMPLES = """\b
 Examples:
@@ -48,7 +49,13 @@ Examples:
 )
 @fleet_options
 @click.option("--model-path", help="A checkpoint for an engine started here. Default: a policy warm-started on --task.")
-@click.option("--task", default="arithmetic", show_default=True, help="Where prompts and reward come from.")
+@click.option(
+    "--task",
+    type=click.Choice(list(TASKS)),
+    default="arithmetic",
+    show_default=True,
+    help="Where prompts and reward come from.",
+)
 @click.option("--prompts", type=click.Path(dir_okay=False, exists=True), help="JSON lines or Parquet with prompts.")
 @click.option("--prompt-key", help="Their field. Default: prompt, input_ids or text; chat templates are not applied.")
 @click.option("--reward", metavar="MODULE:FUNCTION", help="The reward of one parity.samples.Sample; its row is extra.")
@@ -76,16 +83,15 @@ Examples:
 @click.option("--quiet", is_flag=True, help="Print only the verdict.")
 @click.pass_context
 def sample(context: click.Context, /, out: Path | None, resume: bool, as_json: bool, quiet: bool, **asked: Any) -> None:
-    """Samples both arms at fixed weights, interleaved, and says whether their groups are equally distributed.
+    """Says whether both arms sample alike at fixed weights.
 
-    Stops as soon as the answer is clear either way: everything that decides is an e-process, which may be looked at
-    after every block. With --fixed the number of groups is set, and ordinary tests are used.
+    Both are asked for groups of the same prompts, interleaved, and these are to be equally distributed. Stops as soon
+    as the answer is clear either way: everything that decides is an e-process, which may be looked at after every
+    block. With --fixed the number of groups is set, and ordinary tests are used.
     """
     if resume and out is None:
         raise UsageError("--resume needs --out: the directory of the samples to go on with")
     directory = out or new_directory("sample-")
-    config = _config(context, asked, directory if resume else None)
-    config.validate()
     console = Console(stderr=as_json, highlight=False)
     command = shlex.join(["parity", *sys.argv[1:]])
     with interruptible("sample", directory), _watching(console, quiet) as (block, note):
@@ -93,6 +99,8 @@ def sample(context: click.Context, /, out: Path | None, resume: bool, as_json: b
         from parity.reports.sampling import headline, print_sampling, write_sampling  # these import torch for seconds
         from parity.sampling import Watcher, sample_arms
 
+        config = _config(context, asked, directory if resume else None)
+        config.validate()
         result = sample_arms(
             config, directory, command=command, watcher=Watcher(block, note), cache=cache_directory(), resume=resume
         )
@@ -111,8 +119,9 @@ def _config(context: click.Context, asked: dict[str, Any], resumed: Path | None)
     """What is asked for: the defaults with the options given; when resuming, what is on disk, which must agree."""
     from parity.sampling import MARGINS, SamplingConfig
     from parity.sampling.store import read_config
+    from parity.statistics.sampling import SAMPLING_MARGINS
 
-    asked["margins"] = {**MARGINS, **parse_numbers("--margin", asked["margins"])}
+    asked["margins"] = {**MARGINS, **parse_margins(asked["margins"], SAMPLING_MARGINS)}
     if resumed is None:
         return SamplingConfig(**asked)
     config = read_config(resumed)

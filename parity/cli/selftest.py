@@ -24,7 +24,10 @@ EXIT_CODES = (
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on standard output.")
 @click.option("--quiet", is_flag=True, help="Print only the verdict, and what went wrong.")
 def selftest(as_json: bool, quiet: bool) -> None:
-    """Plants every fault and shows which check catches it, beside controls that must pass."""
+    """Plants every fault and shows which check catches it.
+
+    Beside them are controls that look like faults and must pass.
+    """
     from parity.selftest import run_selftest, summary, table
 
     with counting(quiet) as watcher:

@@ -10,23 +10,33 @@ from pathlib import Path
 import click
 
 from parity.cli.shared import cache_directory
+from parity.training.tasks import TASKS, get_task
+
+EXAMPLES = """\b
+Examples:
+  parity serve
+  parity serve --model-path my-qwen2 --port 30001
+"""
 
 
-@click.command()
-@click.option("--model-path", type=click.Path(path_type=Path, file_okay=False, exists=True), help="A checkpoint.")
-@click.option("--task", default="arithmetic", show_default=True, help="Without --model-path: this task's policy.")
-@click.option("--host", default="127.0.0.1", show_default=True)
-@click.option("--port", type=int, default=30000, show_default=True)
+@click.command(epilog=EXAMPLES)
+@click.option(
+    "--model-path",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    help="A checkpoint of Qwen2 or Qwen2.5-VL.",
+)
+@click.option(
+    "--task",
+    type=click.Choice(list(TASKS)),
+    default="arithmetic",
+    show_default=True,
+    help="Without --model-path: a policy warm-started on this task.",
+)
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
+@click.option("--port", type=int, default=30000, show_default=True, help="0 takes a free one, which is printed.")
 def serve(model_path: Path | None, task: str, host: str, port: int) -> None:
-    """Runs the embedded engine alone, speaking SGLang's protocol.
-
-    \b
-    Examples:
-      parity serve
-      parity serve --model-path my-qwen2 --port 30001
-    """  # noqa: D301 - as above
+    """Runs the embedded engine alone, speaking SGLang's protocol."""
     if model_path is None:
-        from parity.training.tasks import get_task
         from parity.training.warm_start import prepare_policy
 
         model_path = prepare_policy(get_task(task), cache_directory(), partial(click.echo, err=True))

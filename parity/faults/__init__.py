@@ -37,7 +37,7 @@ def parse_plant(text: str) -> tuple[Fault, int]:
     name, _, step = text.partition("@")
     names = sorted(fault.name for fault in FAULTS.values() if fault.in_run)
     if name not in names or not step.isdecimal():
-        raise UsageError(f"--plant takes NAME@STEP with one of {names}, not {text!r}")
+        raise UsageError(f"--plant takes NAME@STEP with one of {', '.join(names)}, not {text!r}")
     return FAULTS[name], int(step)
 
 

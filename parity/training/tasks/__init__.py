@@ -27,5 +27,5 @@ def get_task(name: str) -> Task:
         UsageError: There is none; the message lists those there are.
     """
     if name not in TASKS:
-        raise UsageError(f"no task {name!r}; there are {sorted(TASKS)}")
+        raise UsageError(f"no task {name!r}; there are {', '.join(sorted(TASKS))}")
     return TASKS[name]()
