@@ -38,7 +38,7 @@ def parse_mode(name: str) -> Mode:
     if name in ARMS:
         return Mode(name, name)
     key, _, size = name.partition("=")
-    if key == "chunk" and size.isascii() and size.isdigit() and int(size) > 0:
+    if key == "chunk" and size.isascii() and size.isdigit() and len(size) < 10 and int(size) > 0:
         return Mode(f"chunk={int(size)}", "native", int(size))
     raise UsageError(f"no mode {name!r}: there are {', '.join(ARMS)} and chunk=K with K of 1 or more")
 
@@ -128,6 +128,8 @@ class BenchConfig:
         for name, least in (("repeats", 1), ("warm_up", 0), ("seed", 0)):
             if (value := getattr(self, name)) < least:
                 raise UsageError(f"--{name.replace('_', '-')} is {value}: expected {least} or more")
+        if self.seed >= 2**63:  # the most that JSON is written with
+            raise UsageError(f"--seed is {self.seed}: expected less than 2**63")
         for policy in self.policies:
             check_fleet(self.engine, self.workers, policy)
 

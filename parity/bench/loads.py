@@ -88,7 +88,10 @@ def _count(text: str, name: str, number: int) -> float:
 
 def engine_name(url: str) -> str:
     """What an engine is called by its URL: host and port."""
-    return urlsplit(url).netloc.rpartition("@")[2] or url
+    try:
+        return urlsplit(url).netloc.rpartition("@")[2] or url
+    except ValueError:  # brackets that hold no address
+        return url
 
 
 def metrics_source(url: str, name: str | None = None, names: Mapping[str, str] | None = None) -> Source:
@@ -179,7 +182,10 @@ def open_source(place: str, name: str | None = None) -> Source:
         InputError: The file is none of these, or cannot be read.
     """
     if "://" in place:
-        return metrics_source(place, name)
+        try:
+            return metrics_source(place, name)
+        except ValueError as error:
+            raise InputError(f"{place}: no URL: {error}") from error
     path = Path(place)
     try:
         with path.open("rb") as file:

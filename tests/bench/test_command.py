@@ -199,12 +199,22 @@ def test_logs_and_counters_alone_are_counted():
         (["--router", "round_robin", "round_robbin"], "no router policy 'round_robbin'"),
         (["--router", "round_robin", "round_robin"], "a policy is measured once"),
         (["--mode", "natif"], "no mode 'natif'"),
+        (["--mode", f"chunk={'9' * 5000}"], "no mode 'chunk=999"),
+        (["--seed", str(2**63)], "--seed is 9223372036854775808: expected less than 2**63"),
+        (["http://127.0.0.1:1", "--counts", "http://[::1"], "http://[::1: no URL"),
         (["http://127.0.0.1:1", "--compare", "gone.json"], "gone.json: cannot be read"),
         (["http://127.0.0.1:9"], "no engine answers at http://127.0.0.1:9/health"),
     ],
 )
 def test_what_cannot_be_measured_is_said(arguments, said):
     assert said in str(run(*arguments).exception)
+
+
+def test_a_directory_that_cannot_be_written_is_said_before_anything_is_asked(worker, tmp_path):
+    (tmp_path / "file").write_text("")
+    result = run(worker.url, *SMALL, "--out", str(tmp_path / "file" / "under"))
+    assert isinstance(result.exception, OSError) and "file" in str(result.exception)
+    assert worker.requests == 0
 
 
 @pytest.mark.parametrize("runs", [False, True])

@@ -130,6 +130,11 @@ def test_the_counters_of_the_real_router():
     assert loads == {"127.0.0.1:43007": Load(4.0), "127.0.0.1:35929": Load(3.0), "127.0.0.1:43925": Load(3.0)}
 
 
+def test_a_worker_whose_url_is_none_is_called_by_it():
+    page = 'smg_worker_cb_outcomes_total{worker="http://[::1",outcome="success"} 3\n'
+    assert read_counters(page, "router") == {"http://[::1": Load(3.0)}
+
+
 def test_a_worker_that_got_nothing_counts_as_nothing():
     lines = [line for line in ROUTER_PAGE.splitlines() if not ("cb_outcomes" in line and "43925" in line)]
     assert read_counters("\n".join(lines), "router")["127.0.0.1:43925"] == Load(0.0)
