@@ -34,7 +34,7 @@ sglang: $(SGLANG_INSTALLED)
 $(INSTALLED): pyproject.toml constraints.txt
 	@echo "installing into $(VENV), some minutes and about 2 GB"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
 $(SGLANG_INSTALLED): $(wildcard tools/sglang_cpu/*)

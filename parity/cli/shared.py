@@ -225,7 +225,9 @@ def interruptible(command: str, directory: Path) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        click.echo(f"\ninterrupted; {again}", err=True)
+        click.echo(
+            f"\ninterrupted; {again}" if directory.exists() else "\ninterrupted before anything was done", err=True
+        )
         sys.exit(EXIT_INTERRUPTED)
     except EngineError as error:
         raise EngineError(f"{error}\nwhat was done is kept; once the engine is well, {again}") from error

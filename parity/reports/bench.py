@@ -126,6 +126,8 @@ def print_bench(report: BenchReport, console: Console) -> None:
         console.print(Text("router policies compared", style="bold"))
         title = f"ratio to\n{report.across[0].baseline}"
         console.print(_ratio_table(title, report.across, lambda one: name_of(one.policy, one.mode)))
+    if any(one.ci95 for one in (*report.ratios, *report.across, *report.compared)):
+        console.print(Text("Below a ratio is its 95 % interval over repeats.", style="dim"))
     if report.not_earlier:
         said = f"{NOT_COMPARED} with the earlier benchmark: {'; '.join(report.not_earlier)}, which it does not hold"
         console.print(Text(said, style="yellow"))
@@ -198,10 +200,19 @@ def _table(*titles: str) -> Table:
     return table
 
 
+def _table_of_known(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """A table of the columns in which a row has something."""
+    kept = [at for at in range(len(titles)) if any(row[at] for row in rows)]
+    table = _table(*(titles[at] for at in kept))
+    for row in rows:
+        table.add_row(*(row[at] for at in kept))
+    return table
+
+
 def _cost_table(summaries: Sequence[Summary]) -> Table:
-    table = _table("a rollout", "requests", "wall s", "from", "to", "tokens/s", "cached", "engine CPU", "client CPU")
-    for one in summaries:
-        table.add_row(
+    titles = ("requests", "wall s", "from", "to", "tokens/s", "cached", "engine CPU", "client CPU")
+    rows = [
+        (
             one.mode,
             number(one.requests),
             *(f"{value:.3g}" for value in (one.seconds, *one.seconds_range)),
@@ -209,7 +220,9 @@ def _cost_table(summaries: Sequence[Summary]) -> Table:
             "" if one.cached_share is None else f"{one.cached_share:.1%}",
             *("" if value is None else f"{value:.3g}" for value in (one.engine_cpu, one.client_cpu)),
         )
-    return table
+        for one in summaries
+    ]
+    return _table_of_known(("a rollout", *titles), rows)
 
 
 def _time_table(summaries: Sequence[Summary]) -> Table:
@@ -239,11 +252,14 @@ def load_table(rows: Sequence[tuple[str, Mapping[str, Load]]]) -> Table:
 
 def _ratio_table(title: str, found: Sequence[Ratio], called: Callable[[Ratio], str] = lambda one: one.mode) -> Table:
     """A row a mode and policy; the 95 % interval stands below each ratio."""
-    table = _table(title, *SAID_OF_RATIOS.values())
-    for row in _by_mode(found).values():
-        cells = [_ratio_cell(row[metric]) if metric in row else "" for metric in SAID_OF_RATIOS]
-        table.add_row(called(next(iter(row.values()))), *cells)
-    return table
+    rows = [
+        (
+            called(next(iter(row.values()))),
+            *(_ratio_cell(row[metric]) if metric in row else "" for metric in SAID_OF_RATIOS),
+        )
+        for row in _by_mode(found).values()
+    ]
+    return _table_of_known((title, *SAID_OF_RATIOS.values()), rows)
 
 
 def _ratio_cell(one: Ratio) -> str:

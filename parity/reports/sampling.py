@@ -68,9 +68,15 @@ def render(result: SamplingResult) -> str:
         "## Contract",
         "\n".join(f"- {escape(line)}" for line in contract_lines(result)),
         "## What was asked",
-        _table(("setting", "value"), [(name, str(value)) for name, value in result.config.to_json().items()]),
+        _table(("setting", "value"), [(name, _setting(value)) for name, value in result.config.to_json().items()]),
     ]
     return "\n\n".join(blocks) + "\n"
+
+
+def _setting(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name}={_setting(one)}" for name, one in value.items())
+    return "not given" if value in (None, "") else str(value)
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -27,7 +27,12 @@ def test_an_engine_that_failed_for_good_leaves_the_command_that_goes_on():
     assert GO_ON in str(raised.value)
 
 
-def test_ctrl_c_leaves_it_too(capsys):
+def test_ctrl_c_leaves_it_too_once_there_is_something_to_go_on_with(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        cut_short(KeyboardInterrupt())
+    assert "go on with" not in capsys.readouterr().err
+    Path("out of the way").mkdir()
     with pytest.raises(SystemExit) as raised:
         cut_short(KeyboardInterrupt())
     assert raised.value.code == 130

@@ -13,6 +13,7 @@ from toy_engine import ToyEngine, toy_engine
 from parity.checking import check_sources
 from parity.errors import EngineError, InputError, UsageError
 from parity.findings import Finding, Level, Status, Verdict
+from parity.reports.sampling import render
 from parity.samples import Rollout
 from parity.sampling import SamplingConfig, SamplingResult, Watcher, sample_arms
 from parity.sampling.store import SamplingStore
@@ -70,6 +71,10 @@ def test_a_sound_engine_is_at_parity_and_only_asked_to_generate(prompts: Path, t
     assert [one.status for one in found(result, "sampling_shape")] == [Status.NOT_COMPARED]
     assert not engine.paths - {"/server_info", "/get_server_info"}, "a deployment is asked, and nothing else"
     json.dumps(result.to_json(), allow_nan=False)
+    asked = render(result).partition("## What was asked")[2]
+    assert "| fixed | not given |" in asked
+    assert "| margins | reward=0.15, response_length=0.2, " in asked.replace("\\", "")
+    assert "None" not in asked
     # What is on disk is sound by the contract, and read by those who read such files.
     assert check_sources([str(tmp_path)], reward="toy_engine:reward").verdict.value == "PASS"
 
