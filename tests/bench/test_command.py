@@ -55,6 +55,8 @@ def test_the_tables_name_what_was_measured_and_what_was_not(worker, tmp_path):
     for words in ("per-sample", "batched", "native", "ratio to", "decode tokens", "4 groups x 2 samples"):
         assert words in result.output
     assert re.search(r"not compared: engine CPU", result.output)
+    assert result.output.count("engine CPU") == 1  # no column of blanks
+    assert "95 % interval" in result.output
     assert "load of each engine" not in result.output
     assert "…" not in result.output  # all of it can be read on 80 columns
 
