@@ -109,7 +109,7 @@ _FIELD_TYPES: dict[str, type | tuple[type, ...]] = {
 }
 
 
-_NO_BRACES = bytes(set(range(256)) - set(b"{}"))
+_NO_BRACES, _NO_ESCAPES = (bytes(set(range(256)) - set(kept)) for kept in (b"{}", b"\\\0\1"))
 
 
 def repeated_name(content: bytes) -> str | None:
@@ -120,20 +120,29 @@ def repeated_name(content: bytes) -> str | None:
     # What is escaped becomes a byte that no JSON holds, so that quotes part what is in strings from what is outside.
     parts = content.replace(b"\\\\", b"\0").replace(b'\\"', b"\1").split(b'"')
     outside, inside = parts[::2], parts[1::2]
-    names: list[set[str]] = []
-    done = 0
-    for place in [place for place, after in enumerate(outside[1:]) if after.lstrip().startswith(b":")]:
-        for brace in b"".join(outside[done : place + 1]).translate(None, _NO_BRACES):
+    places = [place for place, after in enumerate(outside[1:]) if after.lstrip().startswith(b":")]
+    names = [_unescaped(inside[place]) for place in places]
+    if len(set(names)) == len(names):
+        return None
+    objects: list[set[bytes]] = []
+    for name, start, end in zip(names, [0, *(place + 1 for place in places)], places, strict=False):
+        for brace in b"".join(outside[start : end + 1]).translate(None, _NO_BRACES):
             if brace == ord("{"):
-                names.append(set())
+                objects.append(set())
             else:
-                names.pop()
-        done = place + 1
-        name: str = json.loads(b'"%b"' % inside[place].replace(b"\1", b'\\"').replace(b"\0", b"\\\\"))
-        if name in names[-1]:
-            return name
-        names[-1].add(name)
+                objects.pop()
+        if name in objects[-1]:
+            return name.decode(errors="replace")
+        objects[-1].add(name)
     return None
+
+
+def _unescaped(text: bytes) -> bytes:
+    """A name of JSON without its escapes, of which some are those of `repeated_name`."""
+    if not text.translate(None, _NO_ESCAPES):
+        return text
+    said: str = json.loads(b'"%b"' % text.replace(b"\1", b'\\"').replace(b"\0", b"\\\\"))
+    return said.encode(errors="surrogatepass")
 
 
 def refuse_repeated_names(line: bytes, place: str) -> None:
