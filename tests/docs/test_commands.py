@@ -40,6 +40,7 @@ RUN = {
     f"{CHECK} {LOCALHOST}": 1,
     f"{CHECK} {LOOPBACK}": 1,
     f"{CHECK} URL": 1,
+    f"{CHECK} URL --control": 1,
     f"{CHECK} http://router": 1,
     # three runs an arm, and few groups, show little
     COMPARE: 3,
