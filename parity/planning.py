@@ -78,6 +78,7 @@ class Setting:
         steps: Steps of a run.
         seconds_per_step: Of one step, or None.
         gpus: Of the whole job, or None.
+        reward_range: The least and the largest reward there can be.
     """
 
     group_size: int = 8
@@ -85,8 +86,12 @@ class Setting:
     steps: int = 100
     seconds_per_step: float | None = None
     gpus: int | None = None
+    reward_range: tuple[float, float] = (0.0, 1.0)
 
     def __post_init__(self) -> None:
+        low, high = self.reward_range
+        if not 0 < high - low < np.inf:
+            raise UsageError(f"--reward-range {low:g} {high:g}: the lowest, then the highest reward")
         for name in ("group_size", "groups_per_step", "steps", "seconds_per_step", "gpus"):
             value = getattr(self, name)
             if value is not None and not 0 < value < np.inf:
@@ -131,6 +136,7 @@ class MetricPlan:
     Attributes:
         spread: How much it varies.
         margin: The largest difference that does not matter, in the metric's unit.
+        bound: The largest difference of a group that evidence is prepared for, in that unit.
         watched_groups: Groups that sampling typically takes until watched evidence shows PARITY of equal arms.
         fixed_groups: Groups of a set size with 80 % power for it.
         runs: Runs an arm with 80 % power for it, or None above 1,000 or where the spread is not known.
@@ -140,6 +146,7 @@ class MetricPlan:
 
     spread: Spread
     margin: float
+    bound: float
     watched_groups: int | None
     fixed_groups: int | None
     runs: int | None
@@ -254,8 +261,8 @@ def plan(
         if not 0 < margin < np.inf:
             raise UsageError(f"the margin of {metric} must be above 0 and finite, not {margin}")
         spread = spreads.get(metric) or _largest(metric, setting, warnings)
-        planned.append(_metric_plan(spread, _absolute(margin, spread), rng))
-        warnings += _outside(planned[-1])
+        planned.append(_metric_plan(spread, _absolute(margin, spread), _bound(spread, setting), rng))
+        warnings += _outside(planned[-1], setting)
     designs = _designs(planned, setting)
     cheapest = next((design.name for design in designs if design.shows_margin), None)
     unknown_runs = [one.spread.metric for one in planned if one.spread.run is None]
@@ -264,23 +271,27 @@ def plan(
     return Plan(setting, tuple(planned), tuple(designs), cheapest, tuple(warnings))
 
 
-def _outside(planned: MetricPlan) -> list[str]:
-    """That values are not from 0 to 1, as far as can be told, where they are taken to be."""
-    spread, margin = planned.spread, planned.margin
-    inside = margin < 1 and (spread.group or 0) <= 1 and (spread.mean is None or 0 <= spread.mean <= 1)
-    if inside or spread.metric not in BOUNDED:
+def _outside(planned: MetricPlan, setting: Setting) -> list[str]:
+    """That values do not lie where they are taken to, as far as can be told."""
+    spread, bound = planned.spread, planned.bound
+    low, high = setting.reward_range if spread.metric == "reward" else (0.0, 1.0)
+    inside = planned.margin < bound and (spread.group or 0) <= bound
+    if spread.metric not in BOUNDED or (inside and (spread.mean is None or low <= spread.mean <= high)):
         return []
-    return [
-        f"{spread.metric}: taken to lie from 0 to 1, which its margin, mean or sigma does not; with a wider "
-        "--reward-range more groups are needed: state margin, mean and sigma divided by the range's width"
-    ]
+    more = ": more groups are needed where it is wider, say --reward-range" if spread.metric == "reward" else ""
+    return [f"{spread.metric}: taken to lie from {low:g} to {high:g}, which its margin, mean or sigma does not{more}"]
 
 
 def _largest(metric: str, setting: Setting, warnings: list[str]) -> Spread:
+    """The spread of values that are one or the other end of their range, as often as not."""
     if metric not in ("reward", "truncated", "aborted"):
         raise UsageError(f"how much {metric} varies is not known: give --history, or --sigma {metric}=VALUE")
-    warnings.append(f"{metric}: taken to vary as much as a value of 0 or 1 can; --history or --sigma says less")
-    return Spread(metric, None, float(np.sqrt(0.5 / setting.group_size)), 0.5, None, "the largest of a value of 0 or 1")
+    low, high = setting.reward_range if metric == "reward" else (0.0, 1.0)
+    ends = f"a value of {low:g} or {high:g}"
+    warnings.append(f"{metric}: taken to vary as much as {ends} can; --history or --sigma says less")
+    width = high - low
+    group = width * float(np.sqrt(0.5 / setting.group_size))
+    return Spread(metric, None, group, width / 2, None, f"the largest of {ends}")
 
 
 def _absolute(margin: float, spread: Spread) -> float:
@@ -296,12 +307,12 @@ def _absolute(margin: float, spread: Spread) -> float:
     return margin * abs(spread.mean)
 
 
-def _metric_plan(spread: Spread, margin: float, rng: np.random.Generator) -> MetricPlan:
+def _metric_plan(spread: Spread, margin: float, bound: float, rng: np.random.Generator) -> MetricPlan:
     for name in ("group", "prompt", "run"):
         value = getattr(spread, name)
         if value is not None and not 0 <= value < np.inf:
             raise InputError(f"{spread.metric}: the {name} spread is {value}, no standard deviation")
-    varies = max(_bound(spread), *(value or 0.0 for value in (spread.group, spread.prompt, spread.run)))
+    varies = max(bound, *(value or 0.0 for value in (spread.group, spread.prompt, spread.run)))
     if not 1 / IN_PROPORTION <= margin / varies <= IN_PROPORTION:
         raise UsageError(
             f"{spread.metric}: a margin of {margin:g} is out of proportion to values that vary by {varies:g}"
@@ -313,12 +324,13 @@ def _metric_plan(spread: Spread, margin: float, rng: np.random.Generator) -> Met
             group_power += simulate_fixed_groups(groups, count, margin, (0.0, margin), rng, REPETITIONS)
         bounded = spread.metric in BOUNDED
         limit, effects = GROUP_COUNTS[-1], (0.0, margin)
-        group_power += simulate_watched_groups(groups, limit, margin, effects, rng, _bound(spread), bounded)
+        group_power += simulate_watched_groups(groups, limit, margin, effects, rng, bound, bounded)
     run_power = [row for n in RUN_COUNTS for row in simulate_power(runs, n, margin, (0.0, margin), rng)] if runs else []
     return MetricPlan(
         spread,
         margin,
-        groups_for_margin(groups, margin, _bound(spread)) if groups else None,
+        bound,
+        groups_for_margin(groups, margin, bound) if groups else None,
         max(2, groups_needed(groups, margin)) if groups else None,
         runs_needed(runs, margin) if runs else None,
         tuple(group_power),
@@ -330,8 +342,10 @@ def _some(deviation: float | None, margin: float) -> float | None:
     return None if deviation is None else max(deviation, LEAST_SPREAD * margin)
 
 
-def _bound(spread: Spread) -> float:
+def _bound(spread: Spread, setting: Setting) -> float:
     """The largest difference of a group that evidence is prepared for."""
+    if spread.metric == "reward":
+        return setting.reward_range[1] - setting.reward_range[0]
     return 1.0 if spread.metric in BOUNDED else CLIP * abs(spread.mean or 0.0)
 
 
@@ -397,11 +411,7 @@ def _in_one_run(planned: Sequence[MetricPlan], setting: Setting) -> list[Design]
 
 
 def _mixed_groups(one: MetricPlan, deviation: float | None, margin: float) -> int | None:
-    return (
-        groups_for_sequence(deviation / _bound(one.spread), margin / _bound(one.spread))
-        if deviation is not None
-        else None
-    )
+    return groups_for_sequence(deviation / one.bound, margin / one.bound) if deviation is not None else None
 
 
 def _paired(planned: Sequence[MetricPlan], setting: Setting) -> Design:

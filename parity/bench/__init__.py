@@ -3,7 +3,7 @@
 from parity.bench.config import PRESETS, SHARED_PREFIX, BenchConfig, Mode, Workload, parse_mode
 from parity.bench.loads import Load, open_sources, read_loads
 from parity.bench.measuring import Measurement
-from parity.bench.running import BenchResult, Step, run_bench
+from parity.bench.running import BenchResult, Step, run_bench, whole_repeats
 from parity.bench.summary import Ratio, Summary, compare, ratios, summarise
 
 __all__ = [
@@ -25,4 +25,5 @@ __all__ = [
     "read_loads",
     "run_bench",
     "summarise",
+    "whole_repeats",
 ]

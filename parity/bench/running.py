@@ -118,6 +118,16 @@ def run_bench(
     return BenchResult(config, info, target.flushes, tuple(rollouts))
 
 
+def whole_repeats(config: BenchConfig, rollouts: Sequence[Measurement], cache_emptied: bool) -> BenchResult | None:
+    """What a benchmark that was stopped had measured: its first repeats that are whole; None before there is one."""
+    each = len(config.policies) * len(config.modes)
+    measured = [one for one in rollouts if one.repeat >= 0]
+    repeats = len(measured) // each
+    if not repeats:
+        return None
+    return BenchResult(replace(config, repeats=repeats), {}, cache_emptied, tuple(measured[: repeats * each]))
+
+
 @contextmanager
 def _launched(
     config: BenchConfig,

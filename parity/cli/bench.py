@@ -17,10 +17,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 from parity.cli.shared import SeveralValues, given_options, new_directory
-from parity.errors import UsageError
+from parity.errors import EngineError, UsageError
 
 if TYPE_CHECKING:
-    from parity.bench import BenchConfig, BenchResult  # loads scipy, which takes a second
+    from parity.bench import BenchConfig, BenchResult, Measurement, Step  # loads scipy, which takes a second
 
 EXIT_UNEQUAL = 3
 PRESET_NAMES = ("text-256x4x256", "text-512x4x16", "image-64x8")
@@ -128,7 +128,7 @@ def bench(
         raise UsageError(f"{url!r} is no URL: expected http://HOST:PORT")
     config = _config(context, preset, url or engine or "embedded", asked)
     config.validate()
-    from parity.bench import open_sources, run_bench
+    from parity.bench import open_sources, run_bench, whole_repeats
     from parity.bench.files import read_bench
     from parity.reports.bench import assess, document, print_bench, ratio_lines, write_bench
 
@@ -144,26 +144,39 @@ def bench(
     sources = open_sources(counts)
     directory = out or new_directory("bench-")
     directory.mkdir(parents=True, exist_ok=True)  # what cannot be written is told before it is measured
-    with tempfile.TemporaryDirectory() as scratch, _progress(console, quiet) as (step, starting):
-        result = run_bench(
-            config,
-            model_path,
-            directory / "logs" if not url else Path(scratch),
-            vocabulary=vocabulary,
-            sources=sources,
-            control=control,
-            progress=step,
-            starting=starting,
-        )
-    report = assess(result, before)
     command = shlex.join(["parity", *sys.argv[1:]])
+    finished: list[Measurement] = []
+    with tempfile.TemporaryDirectory() as scratch, _progress(console, quiet) as (step, starting):
+
+        def tell(now: Step) -> None:
+            step(now)
+            finished.extend([now.finished] if now.finished else [])
+
+        try:
+            result = run_bench(
+                config,
+                model_path,
+                directory / "logs" if not url else Path(scratch),
+                vocabulary=vocabulary,
+                sources=sources,
+                control=control,
+                progress=tell,
+                starting=starting,
+            )
+        except (EngineError, KeyboardInterrupt):
+            if partial := whole_repeats(config, finished, control or not url):
+                files = write_bench(assess(partial, before), directory, command)
+                said = f"{partial.config.repeats} of {config.repeats} repeats were whole"
+                click.echo(f"{said}: they are in {files[0]} and {files[1].name}", err=True)
+            raise
+    report = assess(result, before)
     files = write_bench(report, directory, command)
     if as_json:
         import orjson
 
         sys.stdout.buffer.write(orjson.dumps(document(report, command), option=orjson.OPT_INDENT_2) + b"\n")
     elif quiet:
-        for line in ratio_lines((*report.ratios, *report.across)):
+        for line in ratio_lines((*report.ratios, *report.across, *report.compared)):
             console.print(line, markup=False)
     else:
         print_bench(report, console)

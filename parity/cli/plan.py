@@ -17,6 +17,7 @@ PLAN_EXAMPLES = """\b
 Examples:
   parity plan --margin reward=0.02
   parity plan --margin reward=0.02 --sigma reward=0.185 --sigma-run reward=0.035
+  parity plan --margin reward=0.04 --reward-range -1 1
   parity plan --margin reward=0.02 --margin response_length=0.02 --history parity-out/mine
   parity plan --margin reward=0.02 --history dumps/*.pt --seconds-per-step 180 --gpus 16 --groups-per-step 64
 """
@@ -46,12 +47,15 @@ Examples:
     "--sigma-run", "run_sigmas", multiple=True, metavar="METRIC=VALUE", help="Standard deviation between runs."
 )
 @click.option("--mean", "means", multiple=True, metavar="METRIC=VALUE", help="A metric's mean, for a relative margin.")
+@click.option(
+    "--reward-range", type=float, nargs=2, default=(0.0, 1.0), show_default=True, help="What a reward can be."
+)
 @click.option("--group-size", type=int, default=8, show_default=True, help="Samples a prompt.")
 @click.option("--groups-per-step", type=int, default=16, show_default=True, help="Prompts a training step.")
 @click.option("--steps", type=int, default=100, show_default=True, help="Training steps of a run.")
 @click.option("--seconds-per-step", type=float, help="Of a training step; with --gpus, costs are in GPU-hours too.")
 @click.option("--gpus", type=int, help="Of the whole job.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the simulations.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the simulations.")
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON on standard output.")
 @click.option("--quiet", is_flag=True, help="Print only the cheapest design.")
 def plan(

@@ -76,7 +76,13 @@ Examples:
 )
 @click.option("--fixed", type=int, help="Sample exactly so many groups and use tests with p-values.")
 @click.option("--max-groups", type=int, default=4096, show_default=True, help="Groups after which watching ends.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of prompts, of the arms' order, of the tests.")
+@click.option(
+    "--seed",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Of prompts, of the arms' order, of the tests.",
+)
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Default: parity-out/sample-<time>.")
 @click.option("--resume", is_flag=True, help="Go on with the samples in --out; --max-groups may be larger now.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on standard output.")

@@ -181,7 +181,7 @@ def _reproduce(report: Report, say: Say) -> list[str]:
         ("config hash", source.config_hash),
         ("task", source.task),
         ("engine", source.engine),
-        ("samples of the engine", source.determinism),
+        ("seeds of the engine", source.determinism),
         ("designs", ", ".join(dict.fromkeys(run.design for run in report.outcomes)) or say("no run")),
         ("seeds", ", ".join(map(str, source.seeds)) or say("not recorded")),
         ("steps", say("not recorded") if source.steps is None else source.steps),

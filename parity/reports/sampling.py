@@ -20,6 +20,10 @@ from parity.reports.markdown import escape
 from parity.sampling import SamplingResult
 from parity.store import write_atomically
 
+SHARPER = (
+    "Parity is decided by one-sided evidence against either end of the margin, which takes fewer groups than the "
+    "two-sided interval takes to lie inside: that of a mean that passes may reach past its margin."
+)
 COLUMNS = ("metric", "baseline", "experiment", "difference", "95 %", "margin", "finding")
 _COLOUR = {Verdict.PARITY: "green", Verdict.DIFFERENT: "red", Verdict.INCONCLUSIVE: "yellow"}
 _STYLE = {Status.FAIL: "red", Status.INCONCLUSIVE: "yellow", Status.NOT_COMPARED: "dim"}
@@ -32,6 +36,8 @@ def print_sampling(result: SamplingResult, console: Console) -> None:
     for finding in marginal(result):
         table.add_row(*map(Text, cells(finding)), style=_STYLE.get(finding.status, ""))
     console.print(table)
+    if is_sharper(result):
+        console.print(Text(SHARPER, style="dim"))
     passing = [finding for finding in others(result) if finding.status is Status.PASS]
     for finding in others(result):
         if finding.status is not Status.PASS:
@@ -63,6 +69,7 @@ def render(result: SamplingResult) -> str:
         f"**{escape(headline(result))}**",
         "## Means by prompt group",
         _table(COLUMNS, [cells(finding) for finding in marginal(result)]),
+        *([SHARPER] if is_sharper(result) else []),
         "## Independence, slots, shape and log-probs",
         _table(("check", "finding", "what was found"), found),
         "## Contract",
@@ -97,6 +104,17 @@ def headline(result: SamplingResult) -> str:
     more = max(max(needed) - groups, groups // 10)
     how = "--resume with a larger --max-groups goes on" if config.fixed is None else "a larger --fixed is a new design"
     return f"{sentence} About {quantity(more, 'more groups')} would show parity if the arms are equal; {how}."
+
+
+def is_sharper(result: SamplingResult) -> bool:
+    """Whether a mean passes whose interval reaches past its margin."""
+    return any(
+        finding.status is Status.PASS
+        and (interval := finding.evidence.get("ci95")) is not None
+        and (margin := finding.evidence.get("margin")) is not None
+        and not -margin < interval[0] < interval[1] < margin
+        for finding in marginal(result)
+    )
 
 
 def marginal(result: SamplingResult) -> list[Finding]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import orjson
 import psutil
 import pytest
+from aiohttp import web
 from click.testing import CliRunner, Result
 from paced_worker import paced_workers
 from toy_engine import toy_engine
@@ -259,6 +260,24 @@ def test_engines_behind_real_routers_are_started_once_measured_and_counted(tmp_p
     assert walls.keys() == {("cache_aware", "per-sample"), ("cache_aware", "native")}
     assert all(one["baseline"] == "round_robin" and one["ratio"] > 0 for one in walls.values())
     assert not any("parity.engine.embedded" in " ".join(one.cmdline()) for one in psutil.Process().children(True))
+
+
+def test_what_was_measured_before_an_engine_died_is_kept(tmp_path):
+    asked = []
+
+    def ask(payload):
+        asked.append(payload)
+        if len(asked) > 4 * 8:  # a warm-up and three repeats of 4 x 2 requests are answered, and then no more
+            raise web.HTTPInternalServerError
+
+    with toy_engine(ask=ask) as engine:
+        options = ("--mode", "per-sample", "--vocabulary", "50", "--repeats", "5", "--out", str(tmp_path))
+        result = run(engine.url, *SMALL[:-2], *options)
+    assert isinstance(result.exception, EngineError)
+    assert "3 of 5 repeats were whole" in result.output
+    kept = read_bench(tmp_path / "bench.json")
+    assert [one.repeat for one in kept.rollouts] == [0, 1, 2]
+    assert kept.config.repeats == 3
 
 
 @pytest.mark.slow

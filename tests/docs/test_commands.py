@@ -73,6 +73,7 @@ RUN = {
     "parity plan --margin reward=0.02": 0,
     "parity plan --margin reward=0.02 --sigma reward=0.185 --sigma-run reward=0.035": 0,
     "parity plan --margin reward=0.02 --history parity-out/mine": 0,
+    "parity plan --margin reward=0.04 --reward-range -1 1": 0,
     "parity plan --margin reward=0.02 --margin response_length=0.02 --history parity-out/mine": 0,
     "parity plan --margin reward=0.02 --history dumps/*.pt --seconds-per-step 180 --gpus 16 --groups-per-step 64": 0,
 }

@@ -15,6 +15,7 @@ from parity.metrics import curves_of_run
 from parity.planning import Plan, Setting, Spread, group_spreads, merged, plan, run_spreads
 from parity.samples import Rollout, Sample
 
+WIDE = Setting(reward_range=(-1.0, 1.0))
 KNOWN = Spread("reward", 0.5, 0.185, 0.4, 0.035)
 
 
@@ -112,8 +113,21 @@ def test_a_margin_out_of_proportion_or_a_mean_that_is_none_is_refused() -> None:
 
 def test_a_reward_that_cannot_be_from_0_to_1_is_said_to_be_outside() -> None:
     for spread in (Spread("reward", -0.3, 0.5), Spread("reward", 40.0, 8.0)):
-        assert any("wider --reward-range" in warning for warning in planned(spread=spread).warnings)
+        assert any("--reward-range" in warning for warning in planned(spread=spread).warnings)
     assert not any("--reward-range" in warning for warning in planned().warnings)
+    assert not any(
+        "--reward-range" in warning for warning in planned(spread=Spread("reward", -0.3, 0.5), setting=WIDE).warnings
+    )
+
+
+def test_rewards_of_another_range_are_planned_as_those_from_0_to_1_are_by_its_width() -> None:
+    narrow, wide = planned(0.02), planned(0.04, Spread("reward", 0.0, 0.37, 0.8, 0.07), WIDE)
+    for one, other in zip(narrow.designs, wide.designs, strict=True):
+        assert (one.name, one.groups, one.steps) == (other.name, other.groups, other.steps)
+    unknown = [plan({"reward": margin}, {}, setting, RNG) for margin, setting in ((0.02, Setting()), (0.04, WIDE))]
+    assert unknown[0].designs == unknown[1].designs
+    with pytest.raises(UsageError, match="--reward-range 1 0"):
+        Setting(reward_range=(1.0, 0.0))
 
 
 def test_a_relative_margin_needs_a_mean_and_a_spread_must_be_one() -> None:

@@ -98,9 +98,21 @@ def test_a_nan_is_inconclusive_and_named() -> None:
     assert "native-seed1" in found.message
 
 
-def test_a_gradient_norm_of_zero_has_no_logarithm() -> None:
+@pytest.mark.parametrize(("values", "status"), [({30: 0.0}, Status.PASS), ({30: -1.0}, Status.INCONCLUSIVE)])
+def test_a_gradient_norm_may_be_zero_in_some_steps_and_negative_in_none(
+    values: dict[int, float], status: Status
+) -> None:
     baseline, experiment = arm_of_runs("base", 3, 0), arm_of_runs("native", 3, 1)
-    experiment[2]["train/grad_norm"].values[30] = 0.0
+    for step, value in values.items():
+        experiment[2]["train/grad_norm"].values[step] = value
+    found = by_metric(training_findings(baseline, experiment, MARGINS))["train/grad_norm"]
+    assert found.status is status
+    assert ("native-seed2" in found.message) == (status is Status.INCONCLUSIVE)
+
+
+def test_a_gradient_norm_that_is_mostly_zero_has_no_logarithm() -> None:
+    baseline, experiment = arm_of_runs("base", 3, 0), arm_of_runs("native", 3, 1)
+    experiment[2]["train/grad_norm"].values[:] = 0.0
     found = by_metric(training_findings(baseline, experiment, MARGINS))["train/grad_norm"]
     assert found.status is Status.INCONCLUSIVE
     assert "native-seed2" in found.message
