@@ -150,7 +150,8 @@ def bench(
 
         def tell(now: Step) -> None:
             step(now)
-            finished.extend([now.finished] if now.finished else [])
+            if now.finished:
+                finished.append(now.finished)
 
         try:
             result = run_bench(

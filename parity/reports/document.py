@@ -24,19 +24,19 @@ from parity.reports.runs import (
     outcome_of,
     provenance_of,
 )
-from parity.statistics.findings import REWARD
+from parity.statistics.findings import ENGINE_BALANCE, REQUESTS, REWARD, ROLLOUT_TIME, TOKENS_PER_SECOND
 
 ADVANTAGE = "rollout/advantages"
 ROUNDING = 1e-12
 """A mean advantage below this is rounding: it is 0 by construction within a group."""
 FINISH_REASON_METRIC = "rollout/finish_reason/"
 COST_METRICS = (
-    ("requests a step", "perf/requests"),
-    ("rollout time a step, s", "perf/rollout_time"),
-    ("response tokens/s", "perf/tokens_per_gpu_per_sec"),
+    ("requests a step", REQUESTS),
+    ("rollout time a step, s", ROLLOUT_TIME),
+    ("response tokens/s", TOKENS_PER_SECOND),
 )
-BALANCE_METRIC = ("busiest engine's tokens / mean", "perf/engine_tokens/max_over_mean")
-"""Of a run with several engines."""
+BALANCE = "busiest engine's tokens / mean"
+"""Of runs with several engines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,8 +356,9 @@ def _rung(level: Level, findings: Sequence[Finding]) -> Rung:
 
 
 def _costs(findings: Sequence[Finding]) -> tuple[CostRow, ...]:
-    rows = [_cost(name, metric, findings) for name, metric in (*COST_METRICS, BALANCE_METRIC)]
-    return tuple(row for row in rows if row.metric != BALANCE_METRIC[1] or row.status is not Status.NOT_COMPARED)
+    rows = tuple(_cost(name, metric, findings) for name, metric in COST_METRICS)
+    balance = _cost(BALANCE, ENGINE_BALANCE, findings)
+    return rows if balance.status is Status.NOT_COMPARED else (*rows, balance)
 
 
 def _cost(name: str, metric: str, findings: Sequence[Finding]) -> CostRow:

@@ -203,3 +203,14 @@ def test_a_metric_that_is_no_number_is_refused_by_run_and_step(build):
     run = RunRecord("native-seed1", "native", 1, "paired", [{"step": 0, "train/loss": "low"}], {}, [])
     with pytest.raises(InputError, match=r"native-seed1, step 0: metric 'train/loss' is 'low'"):
         build(runs=[run])
+
+
+def test_how_evenly_engines_were_loaded_is_a_row_of_the_cost_where_it_was_compared() -> None:
+    experiment = {"baseline": "per-sample", "experiment": "native"}
+    evidence = {"baseline": 1.2, "experiment": 3.0, "ratio": 2.5, "ci95": (2.0, 3.1)}
+    where = Where(field="perf/engine_tokens/max_over_mean")
+    balance = Finding("engine_balance", Level.COST, Status.FAIL, "ratio 2.5", where, evidence=evidence)
+    *_, row = build_report(experiment, [], [balance]).cost
+    assert (row.status, row.baseline, row.experiment, row.ratio) == (Status.FAIL, 1.2, 3.0, 2.5)
+    for findings in ([], [replace(balance, status=Status.NOT_COMPARED)]):
+        assert len(build_report(experiment, [], findings).cost) == 3
