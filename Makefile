@@ -1,5 +1,6 @@
 # make run     the first comparison: set up, train both arms, print the verdict
 # make test    set up and run the tests
+# make bits    run the tests that hold arithmetic to the bit, under each kind of kernel that this processor has
 # make check   lint and types
 # make docs    write the reference again and build the site, into site/
 # make sglang  set up the real SGLang on the CPU (.venv-sglang, about 3 GB); its tests then run too
@@ -10,7 +11,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 SGLANG_INSTALLED := .venv-sglang/.installed
 
-.PHONY: run test check docs sglang
+.PHONY: run test bits check docs sglang
 
 run: $(INSTALLED)
 	$(BIN)/parity run --baseline --experiment native
@@ -18,6 +19,18 @@ run: $(INSTALLED)
 test: $(INSTALLED)
 	$(BIN)/pytest -n 2 --dist loadfile -m 'not sglang'
 	$(BIN)/pytest -m sglang # alone, since it sizes its memory by what is free while it starts
+
+# Torch, MKL and oneDNN each choose their kernels by the processor; a limit here makes them choose as on an older one.
+bits: $(INSTALLED)
+	set -e; for kernels in 'default SSE4_2 SSE41' 'avx2 AVX2 AVX2' 'avx512 AVX512 AVX512_CORE'; do \
+		set -- $$kernels; \
+		if [ $$1 != default ] && ! grep -q "$$1" /proc/cpuinfo; then echo "not run: $$1, which this processor lacks"; continue; fi; \
+		for threads in 1 2; do \
+			echo "kernels $$1, threads $$threads"; \
+			ATEN_CPU_CAPABILITY=$$1 MKL_ENABLE_INSTRUCTIONS=$$2 ONEDNN_MAX_CPU_ISA=$$3 OMP_NUM_THREADS=$$threads \
+				$(BIN)/pytest -q -n 2 --dist loadfile -m bits; \
+		done; \
+	done
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -110,11 +110,12 @@ def parity_reward() -> Callable[[Sample], float]:
 
 @pytest.fixture(scope="session")
 def policy_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A warm-started policy, trained once for all tests that run experiments."""
+    """A warm-started policy, trained once for all tests that run experiments, in whichever process they are."""
     from parity.training.tasks import get_task
     from parity.training.warm_start import warm_start
 
-    cache = tmp_path_factory.mktemp("policies")
+    base = tmp_path_factory.getbasetemp()
+    cache = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "policies"
     warm_start(get_task("arithmetic"), cache)
     return cache
 

@@ -16,6 +16,7 @@ def report_of(out: Path) -> dict[str, Any]:
     return dict(json.loads((out / "report" / "report.json").read_bytes()))
 
 
+@pytest.mark.bits
 def test_a_twin_of_a_sound_patch_is_equal_bit_for_bit(finished_twin: tuple[Path, str]) -> None:
     out, printed = finished_twin
     baseline, native = (curves(store) for store in stores(out))
@@ -74,6 +75,7 @@ def test_a_report_is_written_again_from_the_files_alone(finished_twin: tuple[Pat
     assert (out / "report" / "report.md").read_bytes() == before
 
 
+@pytest.mark.bits
 def test_outputs_exchanged_after_scoring_are_found_at_their_step_group_and_slot(parity: Parity, tmp_path: Path) -> None:
     process = parity("run", *TWIN, "--plant", "exchanged-outputs@2", "--out", tmp_path / "out", "--quiet")
     printed, errors = process.communicate(timeout=500)
@@ -91,8 +93,8 @@ def test_outputs_exchanged_after_scoring_are_found_at_their_step_group_and_slot(
         for finding in findings
         if finding["status"] == "fail" and "index" in (where := finding["where"])
     }
-    assert (2, *moved[0]) in located
-    assert located <= {(2, *place) for place in moved}
+    assert min(located) == (2, *moved[0])
+    assert {place for place in located if place[0] == 2} <= {(2, *place) for place in moved}, "step 3 has other weights"
     # the curves leave each other at that step and not before
     before, after = (curves(store) for store in stores(tmp_path / "out"))
     assert before[:2] == after[:2]

@@ -57,6 +57,7 @@ async def rollout(task, client, arm, step):
     )
 
 
+@pytest.mark.bits
 async def test_the_engine_samples_from_the_policy_that_the_trainer_holds_before_and_after_a_weight_sync(
     engine, checkpoint, task, folder
 ):

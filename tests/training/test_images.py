@@ -132,6 +132,7 @@ def trained(checkpoint, samples, task=TASK):
     return metrics, {name: value.detach().clone() for name, value in trainer.model.named_parameters()}
 
 
+@pytest.mark.bits
 def test_identical_rollouts_give_identical_bits_and_another_image_does_not(checkpoint):
     metrics, weights = trained(checkpoint, samples_of())
     again, same = trained(checkpoint, samples_of())
@@ -152,6 +153,7 @@ def test_the_whole_encoder_is_trained(checkpoint):
     assert not [name for name in still if not name.endswith("k_proj.bias")]  # softmax is blind to a key's bias
 
 
+@pytest.mark.bits
 def test_training_goes_on_from_disk_bit_for_bit(checkpoint, tmp_path):
     rollout = Rollout.from_samples(samples_of())
     trainer = Trainer(checkpoint, CONFIG, task=TASK)
@@ -260,6 +262,7 @@ async def test_a_recording_without_its_images_answers_the_same_images_again():
     assert again.rollout.table.drop_columns(apart).equals(recorded.rollout.table.drop_columns(apart))
 
 
+@pytest.mark.bits
 def test_a_warm_start_on_images_gives_the_same_bits_and_a_checkpoint_that_sees(tmp_path):
     brief = WarmStartSettings(steps=2, careful_steps=1, batch_size=4, threads=1)
     paths = [warm_start(TASK, tmp_path / name, settings=brief) for name in ("one", "other")]

@@ -10,10 +10,12 @@ from parity.errors import InputError, TrainingError, UsageError
 from parity.samples import Rollout, Sample
 from parity.training.config import TrainingConfig
 from parity.training.policy import build_policy, policy_config, save_policy
-from parity.training.trainer import Trainer
+from parity.training.trainer import Trainer, make_batch
 
 CONFIG = TrainingConfig(learning_rate=1e-2, threads=1)
 SMALL = policy_config(hidden_size=32, intermediate_size=32, num_hidden_layers=1)
+UNCLIPPED = 0
+"""The one of `some_samples()` with a positive advantage."""
 
 
 @pytest.fixture(scope="module")
@@ -44,16 +46,60 @@ def equal(one, other):
     return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
-def test_identical_rollouts_give_identical_bits_and_another_one_does_not(checkpoint):
-    metrics, weights = train(checkpoint, some_samples())
-    again, same = train(checkpoint, some_samples())
+@pytest.mark.bits
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda sample: sample.logprobs.__setitem__(0, sample.logprobs[0] - 1e-3),
+        lambda sample: sample.output_ids.__setitem__(0, 2 if sample.output_ids[0] != 2 else 3),
+        lambda sample: sample.prompt_ids.__setitem__(0, 2 if sample.prompt_ids[0] != 2 else 3),
+        lambda sample: sample.loss_mask.__setitem__(0, 0),
+        lambda sample: setattr(sample, "advantage", sample.advantage * 1.001),
+    ],
+    ids=["logprobs", "output_ids", "prompt_ids", "loss_mask", "advantage"],
+)
+def test_identical_rollouts_give_identical_bits_and_another_one_does_not(checkpoint, change, threads):
+    """A change far above rounding, in a sample that the loss does not clip: its gradient moves on any kernel."""
+    config = replace(CONFIG, threads=threads)
+    metrics, weights = train(checkpoint, some_samples(), config=config)
+    again, same = train(checkpoint, some_samples(), config=config)
     assert metrics == again
     assert equal(weights, same)
     samples = some_samples()
-    samples[0].logprobs[0] = float(np.nextafter(np.float32(samples[0].logprobs[0]), np.float32(0)))
-    assert not equal(weights, train(checkpoint, samples)[1])
+    assert samples[UNCLIPPED].advantage > 0
+    change(samples[UNCLIPPED])
+    metrics_of_other, other = train(checkpoint, samples, config=config)
+    assert metrics != metrics_of_other
+    assert not equal(weights, other)
 
 
+@pytest.mark.bits
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_log_prob_of_a_clipped_token_shows_in_a_metric_and_moves_no_weight(checkpoint, threads):
+    """This policy gives far less than the log-probs say, so the ratios of negative advantages are below the clip."""
+    config = replace(CONFIG, threads=threads)
+    metrics, weights = train(checkpoint, some_samples(), config=config)
+    samples = some_samples()
+    clipped = [sample for sample in samples if sample.advantage < 0]
+    for sample in clipped:
+        sample.logprobs[0] -= 1e-2
+    of_other, same = train(checkpoint, samples, config=config)
+    assert len(clipped) == 3
+    assert equal(weights, same)
+    differing = {name for name in metrics[0] if metrics[0][name] != of_other[0][name]}
+    assert differing == {"train/ppo_kl", "train/train_rollout_logprob_abs_diff"}
+
+
+def test_one_unit_in_the_last_place_of_a_log_prob_reaches_the_batch():
+    samples = some_samples()
+    before = make_batch(Rollout.from_samples(samples), 0).rollout_log_probs
+    samples[1].logprobs[0] = float(np.nextafter(np.float32(samples[1].logprobs[0]), np.float32(0)))
+    after = make_batch(Rollout.from_samples(samples), 0).rollout_log_probs
+    assert torch.nonzero(before != after).flatten().tolist() == [len(samples[0].output_ids)]
+
+
+@pytest.mark.bits
 def test_a_resumed_run_equals_one_without_a_break_bit_for_bit(checkpoint, tmp_path):
     steps = [some_samples(seed) for seed in range(4)]
     metrics, weights = train(checkpoint, *steps)
@@ -67,6 +113,7 @@ def test_a_resumed_run_equals_one_without_a_break_bit_for_bit(checkpoint, tmp_pa
     assert equal(weights, second.model.parameters())
 
 
+@pytest.mark.bits
 def test_a_fresh_optimizer_would_have_shown_in_the_resumed_run(checkpoint, tmp_path):
     steps = [some_samples(seed) for seed in range(3)]
     trainer = Trainer(checkpoint, CONFIG)

@@ -36,6 +36,7 @@ def test_who_waits_for_it_is_told_where_it_is_kept_how_far_it_is_and_what_is_lef
     assert first[-1].endswith(", 0 s left")
 
 
+@pytest.mark.bits
 def test_the_same_settings_give_the_same_bits_and_others_another_place(tmp_path):
     path, same = (warm_start(Arithmetic(), tmp_path / name, settings=BRIEF) for name in ("one", "other"))
     assert path.name == same.name

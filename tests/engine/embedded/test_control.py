@@ -187,6 +187,7 @@ def test_a_paused_sequence_spans_two_weight_versions(own_engine, ask, other_chec
     assert other["meta_info"]["weight_version"] == "v2"
 
 
+@pytest.mark.bits
 def test_a_retracted_seeded_sequence_under_the_same_weights_is_unchanged(own_engine, ask):
     body = {"input_ids": [1, 2], "sampling_params": {"max_new_tokens": 100, "ignore_eos": True, "sampling_seed": 4}}
     body["return_logprob"] = True

@@ -140,6 +140,7 @@ def test_logprobs_are_those_of_transformers_in_batches_of_text_and_images(vision
 PROMPTS = [([65, *PICTURE, 66], [A]), ([65, *PICTURE, 66], [B]), ([*PICTURE, 67, *PICTURE], [WIDE, A]), ([70, 71], [])]
 
 
+@pytest.mark.bits
 @settings(derandomize=True, max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from(PROMPTS), st.integers(0, 2**40), st.randoms(use_true_random=False))
 def test_a_seeded_response_is_the_same_alone_batched_native_and_amid_images(vision_engine, ask, prompt, seed, rng):
@@ -218,6 +219,7 @@ def test_new_weights_encode_images_anew(vision_checkpoint, other_vision_checkpoi
         assert outcome(ask(url, "/generate", asked)[1]) == first
 
 
+@pytest.mark.bits
 def test_a_retracted_sequence_with_images_goes_on_as_if_nothing_had_happened(vision_url, ask):
     params = {"max_new_tokens": 250, "temperature": 1.0, "sampling_seed": 3, "ignore_eos": True}
     asked = body([65, *PICTURE, 66, *PICTURE], [A, WIDE], **params)

@@ -27,6 +27,7 @@ PARAMS = st.fixed_dictionaries(
 PROMPTS = st.lists(st.integers(0, 255), min_size=1, max_size=40)
 
 
+@pytest.mark.bits
 @settings(derandomize=True, max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(PROMPTS, PARAMS, st.integers(-(2**40), 2**40), st.randoms(use_true_random=False))
 def test_a_seeded_response_is_the_same_alone_batched_native_and_amid_traffic(
@@ -59,6 +60,7 @@ def test_a_seeded_response_is_the_same_alone_batched_native_and_amid_traffic(
         assert ask(engine_url, "/flush_cache?timeout=20", {})[0] == 200
 
 
+@pytest.mark.bits
 def test_the_shape_of_the_batch_moves_logits_by_rounding_of_float64_alone(tiny_checkpoint):
     model = Model(tiny_checkpoint)
     ids = torch.randint(0, 256, (33, 40), generator=torch.Generator().manual_seed(0))
@@ -122,6 +124,7 @@ def test_logprobs_are_those_of_transformers_at_the_temperature(engine_url, ask, 
             assert all(value / LOGPROB_GRID == round(value / LOGPROB_GRID) for value in values)
 
 
+@pytest.mark.bits
 def test_an_aborted_sequence_resumed_with_its_seed_goes_on_as_if_it_had_not_been_aborted(engine_url, ask):
     params = {"max_new_tokens": 30, "sampling_seed": 11, "ignore_eos": True}
     whole = ask(engine_url, "/generate", {"input_ids": [5, 6, 7], "sampling_params": params})[1]["output_ids"]
