@@ -24,10 +24,10 @@ from pathlib import Path
 import aiohttp
 import numpy as np
 
-from parity.bench.config import Workload, parse_mode
-from parity.bench.measuring import measure
-from parity.bench.prompts import Vocabulary, requests
-from parity.engine import EngineClient
+from parity.commands.bench.measuring import measure
+from parity.commands.bench.prompts import Vocabulary, requests
+from parity.engines import EngineClient
+from parity.records.bench import Workload, parse_mode
 from rollout_patch import SampleRequest
 
 WORKER = Path(__file__).parents[1] / "tests" / "support" / "paced_worker.py"

@@ -21,9 +21,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 from clearml_server import ClearMLServer, clearml_server
 
-from parity.reports.document import Report, build_report
-from parity.reports.runs import RunRecord
-from parity.reports.trackers import clearml
+from parity.report.document import Report, build_report
+from parity.report.runs import RunRecord
+from parity.report.trackers import clearml
 
 ARMS = ("per-sample", "native")
 PEER = """

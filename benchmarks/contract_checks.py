@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from parity.contract_checks import Rules, check_batches
 from parity.findings import Status
-from parity.samples import SCHEMA, Rollout
+from parity.records.samples import SCHEMA, Rollout
 
 GROUP_SIZE = 8
 STOP = 2

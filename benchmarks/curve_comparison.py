@@ -20,8 +20,8 @@ from pathlib import Path
 import numpy as np
 from scipy import stats
 
-from parity.curves import read_runs
 from parity.metrics import Curve, align
+from parity.sources.curves import read_runs
 from parity.stats import curve_band, secondary_findings, training_findings
 
 PERMUTATIONS = 9999

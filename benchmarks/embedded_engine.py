@@ -27,8 +27,8 @@ import aiohttp
 import torch
 from transformers import AutoModelForCausalLM
 
-from parity.engine import open_engine
-from parity.engine.sglang import PYTHON_VARIABLE
+from parity.engines import open_engine
+from parity.engines.sglang import PYTHON_VARIABLE
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ import pyarrow as pa
 from scipy import stats
 
 from parity.metrics import Curve, align, curves_of_run
-from parity.samples import Rollout
+from parity.records.samples import Rollout
 from parity.stats import (
     SAMPLING_MARGINS,
     GroupValues,

@@ -25,8 +25,8 @@ import pyarrow.parquet as pq
 import torch
 from contract_checks import GROUP_SIZE, RULES, part, read, seconds, write
 
-from parity.checking import check_paths
-from parity.samples import Rollout
+from parity.commands.check import check_paths
+from parity.records.samples import Rollout
 
 
 def host_sample(row: dict[str, Any]) -> dict[str, Any]:

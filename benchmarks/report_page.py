@@ -18,11 +18,11 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from parity.reports import html
-from parity.reports.document import Report, build_report
-from parity.reports.runs import RunRecord
-from parity.samples import SCHEMA, Rollout
-from parity.store import RunStore, run_store
+from parity.records.samples import SCHEMA, Rollout
+from parity.records.store import RunStore, run_store
+from parity.report import html
+from parity.report.document import Report, build_report
+from parity.report.runs import RunRecord
 
 GROUP_SIZE = 8
 ARMS = ("per-sample", "native")

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from parity.contracts import (
+from parity.evidence.contract import (
     accounting,
     arms,
     clones,
@@ -25,14 +25,14 @@ from parity.contracts import (
     tokens,
     wire,
 )
-from parity.contracts.answers import samples_of
-from parity.contracts.facts import Facts, Groups, facts_of, groups_of
-from parity.contracts.outcomes import Case, Check, Outcome, Tally, findings_of
-from parity.contracts.rules import AdvantageFormula, Rules
-from parity.exchanges import Exchange
+from parity.evidence.contract.answers import samples_of
+from parity.evidence.contract.facts import Facts, Groups, facts_of, groups_of
+from parity.evidence.contract.outcomes import Case, Check, Outcome, Tally, findings_of
+from parity.evidence.contract.rules import AdvantageFormula, Rules
 from parity.findings import Finding, Severity
 from parity.metrics import RunCurves
-from parity.samples import Rollout
+from parity.records.exchanges import Exchange
+from parity.records.samples import Rollout
 
 __all__ = [
     "CHECKS",

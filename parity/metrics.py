@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from parity.errors import InputError
 from parity.findings import quantity
-from parity.samples import FINISH_REASONS, Rollout
+from parity.records.samples import FINISH_REASONS, Rollout
 
 Floats = npt.NDArray[np.float64]
 

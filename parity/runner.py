@@ -19,23 +19,23 @@ from typing import Any
 
 import psutil
 
-from parity.designs import LIST_TWIN_REACH, choose_designs
-from parity.engine import Engine, EngineClient, open_engine
-from parity.engine.detection import detect_determinism
+from parity.engines import Engine, EngineClient, open_engine
+from parity.engines.designs import LIST_TWIN_REACH, choose_designs
+from parity.engines.detection import detect_determinism
 from parity.errors import EngineError, EngineUnavailable, InputError, ParityError, TrainingError, UsageError
-from parity.exchanges import Exchange
-from parity.experiment import LIST_TWIN, ExperimentConfig, Pair, engine_words, plan_pairs, weight_version
+from parity.evidence.replay.twins import replaying_post
 from parity.faults import AfterScoring, planting
 from parity.metrics import balance_metrics, rollout_metrics
-from parity.provenance import commit, versions
-from parity.replay import replaying_post
-from parity.samples import Rollout, Sample
-from parity.store import RunStore, amend_experiment, create_experiment, exclusive, read_experiment, run_store
-from parity.training.policy import load_tokenizer
-from parity.training.rollouts import REQUEST_RETRIES, RolloutResult, generate_rollout
-from parity.training.tasks import Task, get_task
-from parity.training.trainer import Trainer
-from parity.training.warm_start import config_for, prepare_policy
+from parity.records.exchanges import Exchange
+from parity.records.experiment import LIST_TWIN, ExperimentConfig, Pair, engine_words, plan_pairs, weight_version
+from parity.records.provenance import commit, versions
+from parity.records.samples import Rollout, Sample
+from parity.records.store import RunStore, amend_experiment, create_experiment, exclusive, read_experiment, run_store
+from parity.trainer.policy import load_tokenizer
+from parity.trainer.rollouts import REQUEST_RETRIES, RolloutResult, generate_rollout
+from parity.trainer.tasks import Task, get_task
+from parity.trainer.trainer import Trainer
+from parity.trainer.warm_start import config_for, prepare_policy
 from rollout_patch import (
     Assignment,
     Capabilities,

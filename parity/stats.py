@@ -1,4 +1,4 @@
-"""The tests behind sampling (L1), training (L3) and cost (L4): the face of `parity.statistics`.
+"""The tests behind sampling (L1), training (L3) and cost (L4): the face of `parity.evidence`.
 
 Every function is pure and takes values by run or by group, never by step; results are frozen and name their estimate,
 intervals, p, unit, number of units, method and warnings.
@@ -6,18 +6,16 @@ intervals, p, unit, number of units, method and warnings.
 
 from __future__ import annotations
 
-from parity.statistics.anytime import (
+from parity.evidence.cost.paired_ratio import RatioResult, paired_log_ratio
+from parity.evidence.metric_findings import collapse_finding, cost_findings
+from parity.evidence.multiplicity import benjamini_hochberg, holm
+from parity.evidence.sampling.anytime import (
     ExchangeProcess,
     NormalProcess,
     adjusted_log_e,
     normal_sequence,
 )
-from parity.statistics.bands import Band, curve_band
-from parity.statistics.collapse import Collapse, RateComparison, collapse_rates, detect_collapse
-from parity.statistics.cost import RatioResult, paired_log_ratio
-from parity.statistics.evidence import Evidence
-from parity.statistics.findings import collapse_finding, cost_findings
-from parity.statistics.groups import (
+from parity.evidence.sampling.groups import (
     PairedResult,
     groups_needed,
     neighbour_test,
@@ -25,9 +23,8 @@ from parity.statistics.groups import (
     paired_groups,
     slot_test,
 )
-from parity.statistics.monitor import Monitor, Watched
-from parity.statistics.multiplicity import benjamini_hochberg, holm
-from parity.statistics.permutation import (
+from parity.evidence.sampling.monitor import Monitor, Watched
+from parity.evidence.sampling.permutation import (
     PairContrasts,
     equality_kernel,
     independence_tests,
@@ -36,7 +33,7 @@ from parity.statistics.permutation import (
     product_kernel,
     shape_tests,
 )
-from parity.statistics.power import (
+from parity.evidence.sampling.power import (
     GroupPowerRow,
     PowerRow,
     decide_many,
@@ -44,8 +41,20 @@ from parity.statistics.power import (
     simulate_power,
     simulate_watched_groups,
 )
-from parity.statistics.rescored import Rescored, rescored_findings
-from parity.statistics.runs import (
+from parity.evidence.sampling.rescored import Rescored, rescored_findings
+from parity.evidence.sampling.sequential import (
+    ConfidenceSequence,
+    EProcess,
+    average_e_value,
+    bernoulli_e_value,
+    sequential_verdict,
+)
+from parity.evidence.sampling.set_size import SAMPLING_MARGINS, sampling_findings
+from parity.evidence.sampling.watched import Evidence
+from parity.evidence.training.bands import Band, curve_band
+from parity.evidence.training.collapse import Collapse, RateComparison, collapse_rates, detect_collapse
+from parity.evidence.training.equivalence import secondary_findings, training_findings
+from parity.evidence.two_samples import (
     Margin,
     RunComparison,
     compare_runs,
@@ -55,16 +64,7 @@ from parity.statistics.runs import (
     tost_power,
     verdict_of,
 )
-from parity.statistics.sampling import SAMPLING_MARGINS, sampling_findings
-from parity.statistics.sequential import (
-    ConfidenceSequence,
-    EProcess,
-    average_e_value,
-    bernoulli_e_value,
-    sequential_verdict,
-)
-from parity.statistics.training import secondary_findings, training_findings
-from parity.statistics.values import GroupValues, Result, RunValues
+from parity.evidence.values import GroupValues, Result, RunValues
 
 __all__ = [
     "SAMPLING_MARGINS",

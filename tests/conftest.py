@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from small_experiment import Parity
 
-from parity.exchanges import Exchange
 from parity.faults.clean import clean_exchanges
-from parity.samples import Sample
+from parity.records.exchanges import Exchange
+from parity.records.samples import Sample
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the command does, before torch is loaded
 
@@ -111,8 +111,8 @@ def parity_reward() -> Callable[[Sample], float]:
 @pytest.fixture(scope="session")
 def policy_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A warm-started policy, trained once for all tests that run experiments, in whichever process they are."""
-    from parity.training.tasks import get_task
-    from parity.training.warm_start import warm_start
+    from parity.trainer.tasks import get_task
+    from parity.trainer.warm_start import warm_start
 
     base = tmp_path_factory.getbasetemp()
     cache = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "policies"

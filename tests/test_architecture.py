@@ -24,7 +24,7 @@ NAMES = {
         CHECKS AdvantageFormula Check Rules check_accounting check_arms check_batches check_curves
         check_exchanges check_metrics check_recording check_requests check_samples samples_of summarise
     """,
-    "parity.engine": "Engine EngineClient EngineProcess RemoteEngine open_engine",
+    "parity.engines": "Engine EngineClient EngineProcess RemoteEngine open_engine",
     "parity.stats": """
         SAMPLING_MARGINS Band Collapse ConfidenceSequence EProcess GroupValues Margin PairContrasts PairedResult
         PowerRow RateComparison RatioResult Result RunComparison RunValues average_e_value benjamini_hochberg

@@ -22,7 +22,7 @@ from parity.metrics import (
     late_median_log,
     rollout_metrics,
 )
-from parity.samples import Rollout, Sample
+from parity.records.samples import Rollout, Sample
 
 
 def two_groups() -> list[Sample]:

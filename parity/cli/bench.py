@@ -20,7 +20,7 @@ from parity.cli.shared import SeveralValues, given_options, new_directory
 from parity.errors import EngineError, UsageError
 
 if TYPE_CHECKING:
-    from parity.bench import BenchConfig, BenchResult, Measurement, Step  # loads scipy, which takes a second
+    from parity.commands.bench import BenchConfig, BenchResult, Measurement, Step  # loads scipy, which takes a second
 
 EXIT_UNEQUAL = 3
 PRESET_NAMES = ("text-256x4x256", "text-512x4x16", "image-64x8")
@@ -128,9 +128,9 @@ def bench(
         raise UsageError(f"{url!r} is no URL: expected http://HOST:PORT")
     config = _config(context, preset, url or engine or "embedded", asked)
     config.validate()
-    from parity.bench import open_sources, run_bench, whole_repeats
-    from parity.bench.files import read_bench
-    from parity.reports.bench import assess, document, print_bench, ratio_lines, write_bench
+    from parity.commands.bench import open_sources, run_bench, whole_repeats
+    from parity.records.bench_files import read_bench
+    from parity.report.bench import assess, document, print_bench, ratio_lines, write_bench
 
     before = read_bench(earlier) if earlier else None
     if before and before.config.workload != config.workload:
@@ -188,8 +188,8 @@ def bench(
 
 def _config(context: click.Context, preset: str | None, engine: str, asked: dict[str, Any]) -> BenchConfig:
     """The preset, or the defaults, with the options that were given."""
-    from parity.bench import PRESETS, SHARED_PREFIX, BenchConfig, Workload, parse_mode
-    from parity.bench.config import at_url
+    from parity.commands.bench import PRESETS, SHARED_PREFIX, BenchConfig, Workload, parse_mode
+    from parity.records.bench import at_url
 
     given = given_options(context, asked)
     if "shared_prefix" in given:
@@ -218,8 +218,8 @@ def _print_counts(counts: tuple[str, ...], console: Console, as_json: bool) -> N
 
     import orjson
 
-    from parity.bench import open_sources, read_loads
-    from parity.reports.bench import load_table
+    from parity.commands.bench import open_sources, read_loads
+    from parity.report.bench import load_table
 
     loads = asyncio.run(read_loads(open_sources(counts)))
     if as_json:

@@ -29,7 +29,9 @@ CHECK_EXIT_HELP = "Exit code: 0 passed, 1 failed, 2 wrong input (or a file could
 @click.option("--max-new-tokens", type=click.IntRange(0), help="Cap of a response in tokens.")
 @click.option("--stop-token-ids", type=int, multiple=True, help="A token that ends a response; may be given again.")
 @click.option("--temperature", type=float, help="Sampling temperature, which dumps of hosts do not keep.")
-@click.option("--reward", metavar="MODULE:FUNCTION", help="The reward of one parity.samples.Sample, computed again.")
+@click.option(
+    "--reward", metavar="MODULE:FUNCTION", help="Computes the reward of a parity.records.samples.Sample again."
+)
 @click.option(
     "--advantage", type=click.Choice(["grpo", "grpo_no_std", "rloo"]), help="The trainer's formula, computed again."
 )
@@ -48,9 +50,9 @@ def check(sources: tuple[str, ...], as_json: bool, junit: Path | None, quiet: bo
     Relax, Relax's and verl's JSON lines, Miles' dashboard columns, experiments, samples and exchanges as JSON lines
     (plain, gzip or zstd) and Parquet.
     """
-    from parity.checking import check_sources
-    from parity.reports.checks import headline, print_checks
-    from parity.reports.junit import render_findings
+    from parity.commands.check import check_sources
+    from parity.report.checks import headline, print_checks
+    from parity.report.junit import render_findings
 
     console = Console(stderr=as_json, highlight=False)
     with counting(quiet) as watcher:

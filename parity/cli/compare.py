@@ -23,8 +23,8 @@ from parity.cli.shared import (
     tell_github,
     tracker_options,
 )
-from parity.reports.trackers import Targets
-from parity.reports.words import Language, speaker
+from parity.report.trackers import Targets
+from parity.report.words import Language, speaker
 
 COMPARE_EXAMPLES = """\b
 Examples:
@@ -93,12 +93,12 @@ def compare(
     run gives one number a metric; steps are never samples. One run an arm decides nothing, whatever its length, unless
     --history shows how much runs differ.
     """
-    from parity.comparison import Question, margins_of
-    from parity.comparison import compare as compare_runs
-    from parity.curves import Names, load_names, read_runs
-    from parity.provenance import versions
-    from parity.reports.comparison import print_comparison
-    from parity.reports.write import write_report
+    from parity.commands.compare import Question, margins_of
+    from parity.commands.compare import compare as compare_runs
+    from parity.records.provenance import versions
+    from parity.report.comparison import print_comparison
+    from parity.report.write import write_report
+    from parity.sources.curves import Names, load_names, read_runs
 
     stated = parse_margins(margins)
     question = Question(margins_of(stated, bool(history)), min_steps, parse_pairs("--ended", ended))

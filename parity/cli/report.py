@@ -16,11 +16,11 @@ from rich.text import Text
 from parity.cli.shared import EXIT_HELP, conclude, language_option, tracker_options
 from parity.errors import UsageError
 from parity.findings import quantity
-from parity.reports.trackers import Targets
-from parity.reports.words import Language
+from parity.report.trackers import Targets
+from parity.report.words import Language
 
 if TYPE_CHECKING:
-    from parity.reports.diff import Change
+    from parity.report.diff import Change
 
 CHANGES_SHOWN = 40
 EXAMPLES = """\b
@@ -70,7 +70,7 @@ def report(
 
 
 def _show_changes(compared: tuple[Path, Path], console: Console, as_json: bool, quiet: bool) -> None:
-    from parity.reports.diff import DECIDING, diff, read_report, render
+    from parity.report.diff import DECIDING, diff, read_report, render
 
     changes = diff(*map(read_report, compared))
     deciding = sum(change.kind in DECIDING for change in changes)

@@ -26,10 +26,10 @@ from parity.cli.shared import (
     tracker_options,
 )
 from parity.errors import UsageError
-from parity.experiment import DESIGNS, ExperimentConfig
-from parity.reports.trackers import Targets
-from parity.training.config import TrainingConfig
-from parity.training.tasks import TASKS
+from parity.records.experiment import DESIGNS, ExperimentConfig
+from parity.records.training_config import TrainingConfig
+from parity.report.trackers import Targets
+from parity.trainer.tasks import TASKS
 
 TRAINING = TrainingConfig()
 
@@ -140,7 +140,7 @@ def run(
 
 def _run_config(context: click.Context, asked: dict[str, Any], resumed: Path | None) -> ExperimentConfig:
     """The configuration asked for: the defaults, or those on disk when resuming, with the options given."""
-    from parity.store import read_experiment
+    from parity.records.store import read_experiment
 
     given = given_options(context, asked)
     training = {"lr": "learning_rate", "groups": "groups_per_step", "group_size": "group_size"}

@@ -26,7 +26,7 @@ from parity.cli.shared import (
     parse_margins,
 )
 from parity.errors import UsageError
-from parity.training.tasks import TASKS
+from parity.trainer.tasks import TASKS
 
 SAMPLE_EXAMPLES = """\b
 Examples:
@@ -58,7 +58,9 @@ Examples:
 )
 @click.option("--prompts", type=click.Path(dir_okay=False, exists=True), help="JSON lines or Parquet with prompts.")
 @click.option("--prompt-key", help="Their field. Default: prompt, input_ids or text; chat templates are not applied.")
-@click.option("--reward", metavar="MODULE:FUNCTION", help="The reward of one parity.samples.Sample; its row is extra.")
+@click.option(
+    "--reward", metavar="MODULE:FUNCTION", help="Reward of a parity.records.samples.Sample; its row is extra."
+)
 @click.option("--reward-range", type=float, nargs=2, default=(0.0, 1.0), show_default=True, help="Where rewards lie.")
 @click.option("--group-size", type=int, default=8, show_default=True, help="Samples a prompt in each arm.")
 @click.option("--max-new-tokens", type=int, help="Cap of a response. Default: the task's.")
@@ -102,8 +104,8 @@ def sample(context: click.Context, /, out: Path | None, resume: bool, as_json: b
     command = shlex.join(["parity", *sys.argv[1:]])
     with interruptible("sample", directory), _watching(console, quiet) as (block, note):
         note(f"samples and exchanges: {directory}")
-        from parity.reports.sampling import headline, print_sampling, write_sampling  # these import torch for seconds
-        from parity.sampling import Watcher, sample_arms
+        from parity.commands.sample import Watcher, sample_arms
+        from parity.report.sampling import headline, print_sampling, write_sampling  # these import torch for seconds
 
         config = _config(context, asked, directory if resume else None)
         config.validate()
@@ -123,9 +125,9 @@ def sample(context: click.Context, /, out: Path | None, resume: bool, as_json: b
 
 def _config(context: click.Context, asked: dict[str, Any], resumed: Path | None) -> Any:
     """What is asked for: the defaults with the options given; when resuming, what is on disk, which must agree."""
-    from parity.sampling import MARGINS, SamplingConfig
-    from parity.sampling.store import read_config
-    from parity.statistics.sampling import SAMPLING_MARGINS
+    from parity.commands.sample import MARGINS, SamplingConfig
+    from parity.commands.sample.store import read_config
+    from parity.evidence.sampling.set_size import SAMPLING_MARGINS
 
     asked["margins"] = {**MARGINS, **parse_margins(asked["margins"], SAMPLING_MARGINS)}
     if resumed is None:

@@ -28,7 +28,7 @@ def selftest(as_json: bool, quiet: bool) -> None:
 
     Beside them are controls that look like faults and must pass.
     """
-    from parity.selftest import run_selftest, summary, table
+    from parity.commands.selftest import run_selftest, summary, table
 
     with counting(quiet) as watcher:
         result = run_selftest(lambda done, total: watcher(done, total, "planting faults"))

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from parity.cli.shared import cache_directory
-from parity.training.tasks import TASKS, get_task
+from parity.trainer.tasks import TASKS, get_task
 
 EXAMPLES = """\b
 Examples:
@@ -37,8 +37,8 @@ Examples:
 def serve(model_path: Path | None, task: str, host: str, port: int) -> None:
     """Runs the embedded engine alone, speaking SGLang's protocol."""
     if model_path is None:
-        from parity.training.warm_start import prepare_policy
+        from parity.trainer.warm_start import prepare_policy
 
         model_path = prepare_policy(get_task(task), cache_directory(), partial(click.echo, err=True))
     arguments = ["--model-path", str(model_path), "--host", host, "--port", str(port)]
-    os.execv(sys.executable, [sys.executable, "-m", "parity.engine.embedded", *arguments])
+    os.execv(sys.executable, [sys.executable, "-m", "parity.engines.embedded", *arguments])

@@ -19,12 +19,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from parity.errors import EngineError, UsageError
 from parity.findings import Verdict
-from parity.reports.trackers import Targets, check_installed, publish
-from parity.reports.words import LANGUAGES, Language, speaker
+from parity.report.trackers import Targets, check_installed, publish
+from parity.report.words import LANGUAGES, Language, speaker
 from rollout_patch import ARMS
 
 if TYPE_CHECKING:
-    from parity.reports.document import Report  # imports scipy, which takes seconds
+    from parity.report.document import Report  # imports scipy, which takes seconds
 
 EXIT_CODES = {Verdict.PARITY: 0, Verdict.DIFFERENT: 1, Verdict.INCONCLUSIVE: 3}
 EXIT_ERROR = 2
@@ -110,9 +110,9 @@ def conclude(
     targets: Targets = NO_TARGETS,
 ) -> None:
     """Judges an experiment on disk, writes its report, shows it, and exits with the verdict's code."""
-    from parity.acceptance import assess
-    from parity.reports.terminal import print_report
-    from parity.reports.write import write_report
+    from parity.commands.run import assess
+    from parity.report.terminal import print_report
+    from parity.report.write import write_report
 
     result = assess(directory)
     files = write_report(result, directory / "report", directory, language)
@@ -131,7 +131,7 @@ def conclude(
 
 def tell_github(report: Report, language: Language = "en") -> None:
     """In GitHub Actions: annotations, and the report as the step's summary; the verdict stands without either."""
-    from parity.reports import github
+    from parity.report import github
 
     if os.environ.get("GITHUB_ACTIONS") == "true":
         for line in github.workflow_commands(report):

@@ -19,7 +19,7 @@ from parity.cli.shared import EXIT_CODES, EXIT_HELP, conclude, parse_margins
 from parity.errors import UsageError
 
 if TYPE_CHECKING:
-    from parity.watching import Watch
+    from parity.commands.watch import Watch
 
 EXAMPLES = """\b
 Examples:
@@ -64,9 +64,9 @@ def watch(
     every sequence is inside its margin. Ctrl-C judges what has come so far. Started again, it comes to the same
     evidence from the same files. It may be started before what it follows.
     """
-    from parity import watching
-    from parity.reports.watch import line, print_result, screen
-    from parity.trajectory import TRAJECTORY_MARGINS, GroupBounds
+    from parity.commands import watch as watching
+    from parity.evidence.sampling.trajectory import TRAJECTORY_MARGINS, GroupBounds
+    from parity.report.watch import line, print_result, screen
 
     if not -math.inf < reward_range[0] < reward_range[1] < math.inf:
         raise UsageError(f"--reward-range {reward_range[0]:g} {reward_range[1]:g}: the lowest, then the highest reward")

@@ -13,8 +13,8 @@ from parity.conformance import answers, features, images, phases, refusals, weig
 from parity.conformance.known import known_deviations
 from parity.conformance.probe import Broken, Case, NotCompared, Probe, about
 from parity.contract_checks import Rules, check_exchanges
-from parity.engine.client import EngineClient
-from parity.engine.remote import remote_engine
+from parity.engines.client import EngineClient
+from parity.engines.remote import remote_engine
 from parity.errors import EngineError
 from parity.findings import Finding, Level, Severity, Status, Where
 from rollout_patch import RequestFailed

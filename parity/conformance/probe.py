@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 import aiohttp
 import orjson
 
-from parity.engine.client import IS_ROUTER, EngineClient
+from parity.engines.client import IS_ROUTER, EngineClient
 from parity.errors import EngineError
-from parity.exchanges import Exchange
+from parity.records.exchanges import Exchange
 from rollout_patch import RequestFailed
 
 PROMPT: Sequence[int] = range(5, 16)

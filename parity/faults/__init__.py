@@ -8,7 +8,7 @@ from parity.errors import UsageError
 from parity.faults import curves, rollout, trainer, wire
 from parity.faults.controls import CONTROLS
 from parity.faults.scenes import Control, Fault, Kind, Scene, name_of
-from parity.samples import Sample
+from parity.records.samples import Sample
 
 __all__ = [
     "CONTROLS",

@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from parity.contracts.rules import Rules
-from parity.exchanges import Exchange
+from parity.evidence.contract.rules import Rules
 from parity.metrics import rollout_metrics
-from parity.samples import SCHEMA, Rollout, Sample
+from parity.records.exchanges import Exchange
+from parity.records.samples import SCHEMA, Rollout, Sample
 
 Floats = npt.NDArray[np.float64]
 

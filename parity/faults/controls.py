@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from parity.exchanges import Exchange
 from parity.faults.clean import CAP, FIRST_WORD, SIZE, STOP, clean_exchanges, groups_of, output_of, step_metrics
 from parity.faults.curves import each_run, scale
 from parity.faults.edits import abort, copy_output, normalise, rewrite, show_image
 from parity.faults.scenes import DRAWS, ROLLOUT, RUNS, TRACKER, TWIN, WIRE, Control, Runs, Scene
 from parity.faults.wire import stream
-from parity.samples import Sample
+from parity.records.exchanges import Exchange
+from parity.records.samples import Sample
 
 
 def _bring_in_line(scene: Scene) -> None:

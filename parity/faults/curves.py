@@ -11,7 +11,7 @@ import pyarrow as pa
 from parity.faults.clean import CAP, SIZE, clean_rollout
 from parity.faults.scenes import DRAWS, RUNS, TRACKER, Draws, Fault, Plant, Scene
 from parity.findings import Level
-from parity.samples import Rollout
+from parity.records.samples import Rollout
 
 # --- draws
 

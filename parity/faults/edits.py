@@ -12,7 +12,7 @@ import numpy as np
 
 from parity.faults.clean import MEDIUM, advantages_of, groups_of, log_probs_of, reward_of
 from parity.faults.scenes import Plant, Scene
-from parity.samples import Sample
+from parity.records.samples import Sample
 
 OUTPUT_FIELDS = (
     "output_ids", "logprobs", "text", "finish_reason", "status", "loss_mask", "response_length", "weight_versions",

@@ -26,7 +26,7 @@ from parity.faults.edits import (
     swap,
 )
 from parity.faults.scenes import ROLLOUT, Fault, Plant, Scene
-from parity.samples import Sample
+from parity.records.samples import Sample
 
 
 def _clone_pairs(every: int) -> Plant:

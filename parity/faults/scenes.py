@@ -25,7 +25,7 @@ from parity.contract_checks import (
     check_samples,
     samples_of,
 )
-from parity.exchanges import Exchange
+from parity.evidence.replay.twins import compare_twins
 from parity.faults.clean import (
     MARGINS,
     RULES,
@@ -39,8 +39,8 @@ from parity.faults.clean import (
 )
 from parity.findings import Finding, Level
 from parity.metrics import curves_of_run
-from parity.replay import compare_twins
-from parity.samples import Rollout, Sample
+from parity.records.exchanges import Exchange
+from parity.records.samples import Rollout, Sample
 
 Plant = Callable[[Any], object]
 """Changes a scene in place; what it returns is not looked at."""

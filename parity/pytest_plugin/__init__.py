@@ -19,11 +19,11 @@ import pytest
 
 if TYPE_CHECKING:  # pytest loads this module in every project that has parity installed
     from parity.contract_checks import Rules
-    from parity.engine import EngineClient
-    from parity.exchanges import Exchange
+    from parity.engines import EngineClient
     from parity.findings import Finding
     from parity.pytest_plugin.front import Front
     from parity.pytest_plugin.judging import Baseline
+    from parity.records.exchanges import Exchange
 
 POLICY_CONTEXT = 4096
 """Tokens of prompt and response that the plug-in's own policy takes; a token is a byte."""
@@ -107,7 +107,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 def _parity_policy(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The checkpoint of a small policy with random weights."""
     try:
-        from parity.training.policy import build_policy, policy_config, save_policy
+        from parity.trainer.policy import build_policy, policy_config, save_policy
     except ImportError as error:
         pytest.fail(f"an engine of its own needs rollout-parity[train] ({error}); or --parity-url", pytrace=False)
     policy = build_policy(0, policy_config(max_position_embeddings=POLICY_CONTEXT))
@@ -121,7 +121,7 @@ def _parity_server(
     """The engine that is asked: its URL, and the checkpoint that it names, `None` where it is one of our own."""
     import asyncio
 
-    from parity.engine import open_engine
+    from parity.engines import open_engine
     from parity.errors import EngineError
 
     if url := request.config.getoption("--parity-url"):
@@ -188,8 +188,8 @@ def parity_checkpoint(request: pytest.FixtureRequest) -> str | None:
 def parity_check(request: pytest.FixtureRequest) -> Callable[..., list[Finding]]:
     """`parity_check(samples, required=(), chunk=None, **rules)`: fails the test where the contract is broken.
 
-    `samples` are a path, `parity.samples.Sample`s or the host's own; `None` where there are none. What the test asked
-    of `parity_engine` is checked too, and against the samples. The marker `parity` gives what the call does not.
+    `samples` are a path, `parity.records.samples.Sample`s or the host's own; `None` where there are none. What the test
+    asked of `parity_engine` is checked too, and against the samples. The marker `parity` gives what the call does not.
     """
     marked = _marked(request)
 

@@ -15,8 +15,8 @@ import aiohttp
 from aiohttp import web
 
 from parity.errors import InputError
-from parity.exchanges import Exchange
-from parity.replay import replaying_post
+from parity.evidence.replay.twins import replaying_post
+from parity.records.exchanges import Exchange
 
 MAX_BODY_BYTES = 64 << 20
 _OF_A_ROUTER: dict[str, Callable[[str], Any]] = {

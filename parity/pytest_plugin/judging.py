@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import pyarrow.parquet as pq
 
-from parity.checking import check_paths
+from parity.commands.check import check_paths
 from parity.contract_checks import (
     Rules,
     check_accounting,
@@ -22,16 +22,16 @@ from parity.contract_checks import (
     check_samples,
 )
 from parity.errors import InputError, UsageError
-from parity.exchanges import Exchange, read_exchanges
+from parity.evidence.replay.twins import compare_twins
 from parity.findings import Finding, Level, Status, quantity
-from parity.readers import dataset_of, find_sources
-from parity.readers.rollout_dumps import rollout_of_dump
-from parity.replay import compare_twins
-from parity.samples import Rollout, Sample
-from parity.store import read_json
+from parity.records.exchanges import Exchange, read_exchanges
+from parity.records.samples import Rollout, Sample
+from parity.records.store import read_json
+from parity.sources.dumps import dataset_of, find_sources
+from parity.sources.dumps.rollout_dumps import rollout_of_dump
 
 Subject: TypeAlias = "str | Path | Rollout | Iterable[Any]"
-"""Samples: what lies at a path, or `parity.samples.Sample`s, or a host's own, also as lists of groups."""
+"""Samples: what lies at a path, or `parity.records.samples.Sample`s, or a host's own, also as lists of groups."""
 
 SAMPLES_FILE, EXCHANGES_FILE, ENGINE_FILE = "rollout.parquet", "rollout.exchanges.jsonl", "engine.json"
 

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from parity.cli import cli
 from parity.cli.shared import interruptible
-from parity.comparison import MINIMUM_STEPS
+from parity.commands.compare import MINIMUM_STEPS
 from parity.errors import EngineError, UsageError
 
 GO_ON = "go on with: parity run --out 'out of the way' --resume"

@@ -14,13 +14,13 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from parity.engine import EngineProcess
-from parity.training.policy import build_policy, image_policy_config, policy_config, save_policy
+from parity.engines import EngineProcess
+from parity.trainer.policy import build_policy, image_policy_config, policy_config, save_policy
 
 RUNNING = 12
 STALE = """
-from parity.engine.embedded.__main__ import main
-from parity.engine.embedded.features import Features
+from parity.engines.embedded.__main__ import main
+from parity.engines.embedded.features import Features
 Features.clear = lambda self: None
 main()
 """
@@ -62,7 +62,7 @@ def stale_engine(tmp_path: Path) -> Iterator[str]:
 
 
 @contextmanager
-def _engine(config: Any, directory: Path, program: Sequence[str] = ("-m", "parity.engine.embedded")) -> Iterator[str]:
+def _engine(config: Any, directory: Path, program: Sequence[str] = ("-m", "parity.engines.embedded")) -> Iterator[str]:
     checkpoint = save_policy(build_policy(1, config), directory / "policy")
 
     def command(port: int) -> list[str]:

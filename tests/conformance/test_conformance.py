@@ -12,8 +12,8 @@ import pytest
 from parity.conformance import CASES, check_engine, features, images
 from parity.conformance.known import known_deviations
 from parity.conformance.probe import About
-from parity.engine import EngineProcess, router
-from parity.engine.process import reserve_port
+from parity.engines import EngineProcess, router
+from parity.engines.process import reserve_port
 from parity.errors import EngineError, EngineUnavailable, UsageError
 from parity.findings import Level, Severity, Status
 

@@ -12,7 +12,7 @@ from parity.conformance import check_engine, features
 from parity.conformance.checkpoints import with_other_encoder
 from parity.conformance.probe import NotCompared
 from parity.findings import Severity, Status
-from parity.training.policy import build_policy, image_policy_config, policy_config, save_policy
+from parity.trainer.policy import build_policy, image_policy_config, policy_config, save_policy
 
 
 class Wire:

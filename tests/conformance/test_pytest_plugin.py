@@ -13,7 +13,7 @@ import pandas  # noqa: F401 - as pyarrow does. What a run in this process import
 import pytest
 from toy_engine import toy_engine
 
-import parity.checking
+import parity.commands.check
 import parity.conformance  # noqa: F401 - see above
 
 pytest_plugins = "pytester"
@@ -38,7 +38,7 @@ import urllib.request
 
 import pytest
 
-from parity.samples import Sample
+from parity.records.samples import Sample
 
 N, CAP, PROMPTS = 4, 8, ([40, 41, 42], [50, 51])
 
@@ -240,7 +240,7 @@ def test_a_revision_that_asks_for_something_else_is_told(recorded, pytester):
 
 
 def test_a_recording_is_what_parity_check_reads(recorded, pytester):
-    from parity.checking import CheckVerdict, check_sources
+    from parity.commands.check import CheckVerdict, check_sources
 
     result = check_sources(["base"], group_size=4)
     assert result.verdict is CheckVerdict.PASS
@@ -412,7 +412,7 @@ def test_a_test_with_any_name_has_a_recording_under_the_directory_given(host, py
     pytester.makepyfile(
         test_host="""
         import pytest
-        from parity.samples import Sample
+        from parity.records.samples import Sample
 
         @pytest.mark.parametrize("name", ["x" * 300, "y" * 300, "a::..::..::..::..::b", "c/d"])
         def test_name(parity_baseline, name):

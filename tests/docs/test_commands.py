@@ -118,7 +118,7 @@ ELSEWHERE = {
         f"{NATIVE} --workers 3 --router cache_aware",
         "parity sample --workers 2 --router round_robin",
     ),
-    (TRAINING, "tests/reports/trackers/test_clearml.py::test_a_server_that_is_not_there_leaves_zips"): (
+    (TRAINING, "tests/report/trackers/test_clearml.py::test_a_server_that_is_not_there_leaves_zips"): (
         f"{NATIVE} --clearml",
     ),
     (
@@ -137,12 +137,12 @@ ELSEWHERE = {
     ),
     (
         TRAINING,
-        "tests/training/test_images.py::test_identical_rollouts_give_identical_bits_and_another_image_does_not",
+        "tests/trainer/test_images.py::test_identical_rollouts_give_identical_bits_and_another_image_does_not",
     ): (
         f"{NATIVE} --task digits",
         f"{NATIVE} --task digits --plant media-of-other-group@7",
     ),
-    ("needs the real engine", "tests/sglang/test_run.py::test_paired_training_on_the_real_engine"): (
+    ("needs the real engine", "tests/engines/sglang/test_run.py::test_paired_training_on_the_real_engine"): (
         f"{NATIVE} --engine sglang",
         f"{NATIVE} --engine sglang --steps 30",
         "parity sample --engine sglang --fixed 256",
@@ -150,49 +150,54 @@ ELSEWHERE = {
     ),
     (
         "samples for minutes",
-        "tests/sampling/test_live.py::test_the_embedded_engine_is_at_parity_and_the_report_says_so",
+        "tests/commands/sample/test_live.py::test_the_embedded_engine_is_at_parity_and_the_report_says_so",
     ): (
         "parity sample --baseline --experiment native",
         "parity sample --baseline --experiment native --fixed 256",
     ),
     (
         "goes on with what was sampled",
-        "tests/sampling/test_sampling.py::test_a_sampling_that_was_cut_off_goes_on_as_if_nothing_had_happened",
+        "tests/commands/sample/test_sampling.py::test_a_sampling_that_was_cut_off_goes_on_as_if_nothing_had_happened",
     ): ("parity sample --out parity-out/sample-1 --resume --max-groups 8192",),
-    ("needs a server", "tests/curves/test_files.py::test_a_task_and_a_run_of_servers_are_asked_for_every_value"): (
-        "parity compare --baseline wandb:me/grpo/a1b2 --experiment offline-session.zip --names names.toml",
-    ),
+    (
+        "needs a server",
+        "tests/sources/curves/test_files.py::test_a_task_and_a_run_of_servers_are_asked_for_every_value",
+    ): ("parity compare --baseline wandb:me/grpo/a1b2 --experiment offline-session.zip --names names.toml",),
     (
         "does not end",
-        "tests/engine/embedded/test_control.py::test_the_command_serves_says_its_port_and_ends_on_sigterm",
+        "tests/engines/embedded/test_control.py::test_the_command_serves_says_its_port_and_ends_on_sigterm",
     ): (
         "parity serve",
         "parity serve --model-path my-qwen2 --port 30001",
     ),
-    ("takes a minute", "tests/faults/test_selftest.py::test_the_command_prints_a_line_for_each_and_exits_0"): (
+    ("takes a minute", "tests/commands/test_selftest.py::test_the_command_prints_a_line_for_each_and_exits_0"): (
         "parity selftest",
     ),
-    ("takes a minute", "tests/faults/test_selftest.py::test_quiet_prints_the_verdict_and_what_went_wrong_alone"): (
+    ("takes a minute", "tests/commands/test_selftest.py::test_quiet_prints_the_verdict_and_what_went_wrong_alone"): (
         "parity selftest --quiet",
     ),
-    ("takes a minute", "tests/faults/test_selftest.py::test_json_holds_every_trial_in_the_envelope"): (
+    ("takes a minute", "tests/commands/test_selftest.py::test_json_holds_every_trial_in_the_envelope"): (
         "parity selftest --json > selftest.json",
     ),
-    ("measures for minutes", "tests/bench/test_command.py::test_a_url_is_measured_and_everything_is_written"): (
+    (
+        "measures for minutes",
+        "tests/commands/bench/test_command.py::test_a_url_is_measured_and_everything_is_written",
+    ): (
         f"parity bench {LOOPBACK}",
         f"parity bench {LOOPBACK} --mode per-sample --mode native --mode chunk=4 --repeats 10",
         f"parity bench {LOOPBACK} --mode per-sample native chunk=4 --repeats 10",
         "parity bench http://router:30000 --preset text-256x4x256 --counts http://router:29000/metrics",
     ),
-    ("measures for minutes", "tests/bench/test_command.py::test_a_benchmark_is_compared_with_an_earlier_one"): (
-        f"parity bench {LOOPBACK} --compare parity-out/bench-before/bench.json",
-    ),
-    ("needs logs of a router", "tests/bench/test_command.py::test_logs_and_counters_alone_are_counted"): (
+    (
+        "measures for minutes",
+        "tests/commands/bench/test_command.py::test_a_benchmark_is_compared_with_an_earlier_one",
+    ): (f"parity bench {LOOPBACK} --compare parity-out/bench-before/bench.json",),
+    ("needs logs of a router", "tests/commands/bench/test_command.py::test_logs_and_counters_alone_are_counted"): (
         "parity bench --counts worker-0.log worker-1.log worker-2.log",
     ),
     (
         "measures for minutes",
-        "tests/bench/test_command.py::test_engines_behind_real_routers_are_started_once_measured_and_counted",
+        "tests/commands/bench/test_command.py::test_engines_behind_real_routers_are_started_once_measured_and_counted",
     ): (
         "parity bench --engine embedded --workers 3 --router cache_aware --router round_robin --shared-prefix part",
         "parity bench --engine embedded --workers 3 --router cache_aware round_robin --shared-prefix part",
@@ -225,10 +230,10 @@ ELSEWHERE = {
     ("needs a checkout", "tests/hosts/test_miles.py::"): (
         "MILES_CHECKOUT=/path/to/miles python -m pytest tests/hosts/test_miles.py",
     ),
-    ("its import is tested", "tests/reports/trackers/test_clearml.py::"): (
+    ("its import is tested", "tests/report/trackers/test_clearml.py::"): (
         "clearml-task --import-offline-session parity-out/mine/report/clearml/00-mine_native-seed1.zip",
     ),
-    ("uploads", "tests/reports/trackers/test_files.py::test_wandb_reads_back"): ("wandb sync DIRECTORY",),
+    ("uploads", "tests/report/trackers/test_files.py::test_wandb_reads_back"): ("wandb sync DIRECTORY",),
     ("its output is compared", "tests/docs/test_docs.py::test_the_reference_is_what_the_code_says"): (
         "python tools/docs/reference.py",
     ),

@@ -11,6 +11,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from parity.commands.selftest import try_control, try_fault
 from parity.contract_checks import CHECKS, check_samples
 from parity.faults import CONTROLS, FAULTS, Control, Fault
 from parity.faults.clean import (
@@ -25,8 +26,7 @@ from parity.faults.clean import (
 )
 from parity.faults.scenes import Scene
 from parity.findings import Finding, Level, Status
-from parity.samples import Sample
-from parity.selftest import try_control, try_fault
+from parity.records.samples import Sample
 
 
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=list(FAULTS))

@@ -4,7 +4,7 @@ import pytest
 
 from parity.errors import UsageError
 from parity.faults import planting
-from parity.samples import Sample
+from parity.records.samples import Sample
 
 
 def scored(*groups: list[float]) -> list[Sample]:

@@ -257,7 +257,7 @@ def host_importer() -> Callable[..., Any]:
 
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from parity.training.policy import build_policy, save_policy
+    from parity.trainer.policy import build_policy, save_policy
 
     return save_policy(build_policy(seed=0), tmp_path_factory.mktemp("policy") / "checkpoint")
 
@@ -270,7 +270,7 @@ def engine(
     request: pytest.FixtureRequest, policy: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[str, str]]:
     """What an engine of its own process is called, and its URL."""
-    from parity.engine import open_engine
+    from parity.engines import open_engine
     from parity.errors import EngineError
 
     if not os.environ.get(request.module.CHECKOUT):

@@ -381,7 +381,7 @@ def test_another_signature_is_refused_with_what_was_found(
 def test_through_an_engine_stock_and_patch_make_equal_samples(
     miles: Any, arguments: Any, rollout: Any, server: Any, data_source: Any, policy: Path, engine: Any
 ) -> None:
-    from parity.training.tasks import get_task
+    from parity.trainer.tasks import get_task
 
     kind, server.upstream = engine
     seeded = kind == "embedded"

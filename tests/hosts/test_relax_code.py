@@ -490,8 +490,8 @@ def test_evaluation_is_stocks_unless_asked_and_then_goes_batched(relax: Any, eva
 
 
 def test_what_the_recorder_and_relax_wrote_keeps_the_contract(arguments: Any, rollout: Any, tmp_path: Path) -> None:
-    from parity.checking import check_paths
-    from parity.contracts.rules import Rules
+    from parity.commands.check import check_paths
+    from parity.evidence.contract.rules import Rules
 
     folders = {"rollout_patch_record": str(tmp_path / "record"), "rollout_result_dir": str(tmp_path / "results")}
     rollout(generate_rollout, arguments(rollout_patch_design="switchback", **folders))
@@ -542,7 +542,7 @@ def test_relaxs_functions_are_its_own_again_afterwards(relax: Any, arguments: An
 def test_through_an_engine_stock_and_patch_make_equal_samples(
     relax: Any, arguments: Any, rollout: Any, server: Any, data_source: Any, policy: Path, engine: Any
 ) -> None:
-    from parity.training.tasks import get_task
+    from parity.trainer.tasks import get_task
 
     kind, server.upstream = engine
     seeded = kind == "embedded"

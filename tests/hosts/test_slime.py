@@ -366,9 +366,9 @@ def test_an_abort_before_anything_was_sent_gives_the_group_back_as_it_was(
 
 def test_exchanges_samples_and_assignments_are_recorded(arguments: Any, rollout: Any, tmp_path: Path) -> None:
     from parity.contract_checks import check_accounting, check_exchanges, check_samples
-    from parity.contracts.rules import Rules
-    from parity.exchanges import read_exchanges
-    from parity.samples import Rollout, Sample
+    from parity.evidence.contract.rules import Rules
+    from parity.records.exchanges import read_exchanges
+    from parity.records.samples import Rollout, Sample
 
     options = {"rollout_patch_record": str(tmp_path), "rollout_patch_design": "switchback"}
     options_of = Options(design="switchback")
@@ -430,10 +430,10 @@ def recorded(folder: Path) -> list[dict[str, Any]]:
 def test_a_probe_asks_in_both_arms_and_hands_over_one(
     slime: Any, arguments: Any, rollout: Any, data_source: Any, tmp_path: Path
 ) -> None:
-    from parity.checking import check_paths
-    from parity.contracts.rules import Rules
-    from parity.trajectory import GroupBounds
-    from parity.watching import Watch, follow, watch
+    from parity.commands.check import check_paths
+    from parity.commands.watch import Watch, follow, watch
+    from parity.evidence.contract.rules import Rules
+    from parity.evidence.sampling.trajectory import GroupBounds
 
     arms = ["native", "per-sample", "native"]
     hooked = {"rollout_sample_hook_path": ["host_test_reward.hook"]}
@@ -522,7 +522,7 @@ def test_the_hosts_functions_are_its_own_again_afterwards(slime: Any, arguments:
 def test_through_an_engine_stock_and_patch_make_equal_samples(
     slime: Any, arguments: Any, rollout: Any, server: Any, data_source: Any, policy: Path, engine: Any
 ) -> None:
-    from parity.training.tasks import get_task
+    from parity.trainer.tasks import get_task
 
     kind, server.upstream = engine
     prompts = get_task("arithmetic").prompts(seed=0, step=0, count=3)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from parity.contract_checks import Rules
-from parity.exchanges import Exchange
 from parity.pytest_plugin.judging import contract_findings
-from parity.samples import Sample
+from parity.records.exchanges import Exchange
+from parity.records.samples import Sample
 
 RESPONSES = ([1, 2], [3, 4])
 

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from parity.contract_checks import check_accounting, check_exchanges, check_requests, check_samples
-from parity.contracts.rules import Rules
-from parity.exchanges import Exchange, read_exchanges
+from parity.evidence.contract.rules import Rules
 from parity.findings import Status
-from parity.samples import SAMPLE_FIELDS, Rollout, Sample
+from parity.records.exchanges import Exchange, read_exchanges
+from parity.records.samples import SAMPLE_FIELDS, Rollout, Sample
 from rollout_patch import ARMS, RequestFailed, generate_group, json_lines, sample_rows
 
 MakeGroup = Callable[..., list[SimpleNamespace]]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from small_experiment import SMALL, Parity, curves
 
-from parity.store import run_store
+from parity.records.store import run_store
 
 NAMES = ("list-twin-per-sample-seed0", "list-twin-batched-seed0")
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from small_experiment import Parity
 
-from parity.acceptance import assess
+from parity.commands.run import assess
 from parity.findings import Status
-from parity.store import RunStore
+from parity.records.store import RunStore
 
 pytestmark = pytest.mark.slow
 

@@ -19,10 +19,10 @@ import pytest
 from aiohttp import ClientSession, web
 from small_experiment import STEPS, TWIN, Parity, curves, stores
 
-from parity.engine import EngineProcess, open_engine
+from parity.engines import EngineProcess, open_engine
 from parity.runner import _revive
-from parity.training.tasks import get_task
-from parity.training.warm_start import warm_start
+from parity.trainer.tasks import get_task
+from parity.trainer.warm_start import warm_start
 
 WORKERS = {"embedded-0", "embedded-1"}
 
@@ -79,7 +79,7 @@ def started_by(process: subprocess.Popen[str]) -> dict[str, psutil.Process]:
     for child in psutil.Process(process.pid).children(recursive=True):
         with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
             line = child.cmdline()
-            if line[1:3] == ["-m", "parity.engine.embedded"]:
+            if line[1:3] == ["-m", "parity.engines.embedded"]:
                 found[line[-1]] = child
             elif line[0] == "sglang::router":
                 found["router"] = child

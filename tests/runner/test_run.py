@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from small_experiment import SMALL, STEPS, TWIN, Parity, curves, stores
 
-from parity.store import run_store
+from parity.records.store import run_store
 
 
 def report_of(out: Path) -> dict[str, Any]:

@@ -15,13 +15,13 @@ import numpy as np
 from host_forms import rollout_dump, save_torch
 from recorded_runs import recorded, write_log
 
-from parity.acceptance import assess
-from parity.experiment import ExperimentConfig
+from parity.commands.run import assess
 from parity.faults.clean import clean_exchanges, clean_prompts, clean_rollout
 from parity.metrics import rollout_metrics
-from parity.reports.write import write_report
-from parity.samples import Rollout, Sample
-from parity.store import create_experiment, run_store
+from parity.records.experiment import ExperimentConfig
+from parity.records.samples import Rollout, Sample
+from parity.records.store import create_experiment, run_store
+from parity.report.write import write_report
 
 GROUPS, SIZE = 8, 8
 TWINS = ("mine", "yesterday", "today", "twin", "20260101-120000")

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from parity.samples import Rollout, Sample
+from parity.records.samples import Rollout, Sample
 
 STATUS_FIELDS = {"spec_accept_token_num": 0, "spec_draft_token_num": 0, "spec_verify_ct": 0, "completion_token_num": 0}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from parity.engine import sglang
+from parity.engines import sglang
 from parity.errors import EngineError
 
 

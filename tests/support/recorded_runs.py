@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from parity.curves import RecordedRun
 from parity.metrics import Curve
+from parity.sources.curves import RecordedRun
 
 METRICS = ("rollout/raw_reward", "rollout/response_len/mean", "rollout/truncated_ratio", "train/grad_norm")
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from parity.store import RunStore, run_store
+from parity.records.store import RunStore, run_store
 
 STEPS = 4
 SMALL = ("--groups", "4", "--group-size", "4")

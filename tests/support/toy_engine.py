@@ -19,7 +19,7 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from parity.samples import Sample
+from parity.records.samples import Sample
 
 END, WORDS, CHANCE = 2, range(3, 53), 0.2
 Output = dict[str, Any]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from parity.conformance import CASES
 from parity.contract_checks import CHECKS, Check
-from parity.contracts import accounting
+from parity.evidence.contract import accounting
 from parity.faults import CONTROLS, FAULTS, Fault
 from parity.findings import Severity
 

@@ -1,0 +1,334 @@
+"""`parity check`: what lies at some paths, held to the contract, from files alone.
+
+Files of one directory and format are one data set: its groups are checked together, and its exchanges, if there are
+any, against its samples. Samples stream through the rules a part at a time, exchanges one by one.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from parity.contract_checks import AdvantageFormula, Rules, check_batches, check_exchanges, check_recording, samples_of
+from parity.errors import InputError, UsageError
+from parity.findings import Finding, Status, quantity
+from parity.records.exchanges import Exchange
+from parity.records.samples import Rollout, Sample
+from parity.sources.dumps import Omission, Source, dataset_of, find_sources, omission
+from parity.sources.dumps.rows import rollout_of
+from parity.sources.json_lines import in_batches
+
+_OUTPUTS_AT_A_TIME = 2_048
+_RULES_OVER_OUTPUTS = ("output_count", "weight_version", "clones", "clone_prefixes")
+"""Rules over groups that recorded answers alone are held to; those over single outputs are the exchanges' own."""
+
+
+class CheckVerdict(str, Enum):
+    """The outcome of a check."""
+
+    PASS = "PASS"
+    FAIL = "FAIL"
+    INCONCLUSIVE = "INCONCLUSIVE"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """What a check found.
+
+    Attributes:
+        findings: Those of every data set; `where.run` names the data set if there are several.
+        counts: How many samples, groups and exchanges were read, from how many files.
+        sources: The files read, and their formats.
+        omissions: The files that were not read whole, and why.
+    """
+
+    findings: tuple[Finding, ...]
+    counts: dict[str, int]
+    sources: tuple[tuple[Path, str], ...]
+    omissions: tuple[Omission, ...]
+
+    @property
+    def damaged(self) -> bool:
+        """Whether a file of a known format could not be read whole."""
+        return any(one.damaged for one in self.omissions)
+
+    @property
+    def verdict(self) -> CheckVerdict:
+        """FAIL if a rule is broken, PASS if some were checked and everything could be read, else INCONCLUSIVE."""
+        if any(finding.fails for finding in self.findings):
+            return CheckVerdict.FAIL
+        compared = any(finding.status is Status.PASS for finding in self.findings)
+        undecided = any(finding.status is Status.INCONCLUSIVE for finding in self.findings)
+        return CheckVerdict.PASS if compared and not undecided and not self.damaged else CheckVerdict.INCONCLUSIVE
+
+    @property
+    def exit_code(self) -> int:
+        """0 passed, 1 failed, 2 a file could not be read whole, 3 inconclusive."""
+        if self.verdict is CheckVerdict.INCONCLUSIVE:
+            return 2 if self.damaged else 3
+        return int(self.verdict is CheckVerdict.FAIL)
+
+    def to_json(self) -> dict[str, Any]:
+        """The result in the format of `--json`."""
+        return {
+            "verdict": self.verdict.value,
+            "counts": self.counts,
+            "findings": [finding.to_json() for finding in self.findings],
+            "sources": [{"path": str(path), "format": name} for path, name in self.sources],
+            "omissions": [
+                {"path": str(one.path), "reason": one.reason, "damaged": one.damaged} for one in self.omissions
+            ],
+        }
+
+
+_Key = tuple[Any, ...]
+Watcher = Callable[[int, int, str], None]
+"""Told how many parts of how many are done, and in words what was read."""
+
+
+def _silent(done: int, total: int, text: str) -> None:
+    """Watches nothing."""
+
+
+@dataclass(slots=True)
+class _Reading:
+    """What was read so far, over all data sets; a file that breaks off is left out from there on, and listed."""
+
+    of: int
+    watcher: Watcher
+    omissions: list[Omission]
+    errors: dict[Path, str] = field(default_factory=dict)
+    begun: set[Path] = field(default_factory=set)
+    samples: int = 0
+    groups: int = 0
+    exchanges: int = 0
+
+    def counts(self) -> dict[str, int]:
+        """By name, for the result."""
+        files = len(self.begun)
+        return {"samples": self.samples, "groups": self.groups, "exchanges": self.exchanges, "files": files}
+
+    def report(self) -> None:
+        """Tells the watcher how far it is."""
+        text = f"{quantity(self.samples, 'samples')}, {quantity(self.exchanges, 'exchanges')}"
+        self.watcher(len(self.begun), self.of, text)
+
+    def leave_out(self, source: Source, error: InputError | UsageError) -> None:
+        """Lists a file that broke off, once."""
+        if source.path not in self.errors:
+            self.errors[source.path] = str(error)
+            self.omissions.append(omission(source.path, error))
+
+
+def check_sources(
+    sources: Sequence[str],
+    *,
+    group_size: int | None = None,
+    max_new_tokens: int | None = None,
+    stop_token_ids: Sequence[int] = (),
+    temperature: float | None = None,
+    reward: str | None = None,
+    advantage: AdvantageFormula | None = None,
+    partial_rollout: bool = False,
+    destructive: bool = False,
+    control: bool = False,
+    watcher: Watcher = _silent,
+) -> CheckResult:
+    """Checks what lies at paths, or the engine at one URL, as the command's options say.
+
+    Raises:
+        InputError: As `check_paths`.
+        UsageError: As `check_paths`; or a URL stands beside other sources or lacks its http://, or options do not fit
+            the source.
+        EngineError: The engine at the URL does not answer.
+    """
+    if any(source.startswith(("http://", "https://")) for source in sources):
+        options = (group_size, max_new_tokens, temperature, reward, advantage, partial_rollout or None)
+        if len(sources) > 1 or stop_token_ids or any(option is not None for option in options):
+            raise UsageError("a URL is checked alone, and without options about recorded rollouts")
+        from parity.conformance import check_engine
+
+        findings = check_engine(sources[0], destructive=destructive, control=control, progress=watcher)
+        return CheckResult(tuple(findings), {"checks": len({finding.check for finding in findings})}, (), ())
+    for source in sources:
+        if re.fullmatch(r"[\w.-]+:\d+/?", source) and not Path(source).exists():
+            raise UsageError(f"{source}: no such file; an engine is named by its URL: http://{source}")
+    if destructive or control:
+        raise UsageError("--destructive and --control are about a live engine, at a URL")
+    rules = Rules(
+        group_size=group_size,
+        max_new_tokens=max_new_tokens,
+        stop_token_ids=frozenset(stop_token_ids),
+        temperature=temperature,
+        reward=reward_function(reward) if reward else None,
+        advantage=advantage,
+        partial_versions=partial_rollout,
+    )
+    return check_paths([Path(source) for source in sources], rules, watcher)
+
+
+def check_paths(paths: Sequence[Path], rules: Rules, watcher: Watcher = _silent) -> CheckResult:
+    """Checks all samples and exchanges at some paths.
+
+    Args:
+        paths: Files and directories.
+        rules: What the rollouts were asked to be.
+        watcher: Told how far it is, by files.
+
+    Raises:
+        InputError: A file that is named itself cannot be read or is not recognised, or nothing is left to check.
+        UsageError: A file that is named itself lacks what only the command can say.
+    """
+    found = find_sources(paths, rules.group_size)
+    named = {path for path in paths if not path.is_dir()}
+    checked = [source for source in found.sources if source.samples or source.exchanges]
+    curves = [Omission(source.path, f"{source.format}: no samples", False) for source in found.sources if source.curves]
+    reading = _Reading(len(checked), watcher, [*found.omissions, *curves])
+    datasets = _datasets(checked)
+    names = _names([directory for directory, _ in datasets])
+    findings: list[Finding] = []
+    for name, (_, sources) in zip(names, datasets, strict=True):
+        own = _findings(sources, rules, reading)
+        findings += own if len(datasets) == 1 else [finding.in_run(name) for finding in own]
+    if failed := next((path for path in reading.errors if path in named), None):
+        raise InputError(reading.errors[failed])
+    if not reading.samples and not reading.exchanges:
+        reasons = "".join(f"\n  {one.path}: {one.reason}" for one in reading.omissions[:10])
+        raise InputError(f"no samples and no exchanges at {', '.join(map(str, paths))}{reasons}")
+    sources_read = tuple((source.path, source.format) for source in checked if source.path in reading.begun)
+    return CheckResult(tuple(findings), reading.counts(), sources_read, tuple(reading.omissions))
+
+
+def _datasets(sources: Iterable[Source]) -> list[tuple[Path, list[Source]]]:
+    """Sources by directory and format of samples; exchanges go with the samples beside them, if of one format."""
+    datasets: dict[tuple[Path, str], list[Source]] = {}
+    exchanges: dict[Path, list[Source]] = {}
+    for source in sources:
+        directory = dataset_of(source.path)
+        if source.samples:
+            datasets.setdefault((directory, source.format), []).append(source)
+        else:
+            exchanges.setdefault(directory, []).append(source)
+    for directory, own in exchanges.items():
+        beside = [key for key in datasets if key[0] == directory]
+        datasets.setdefault(beside[0] if len(beside) == 1 else (directory, "exchanges"), []).extend(own)
+    return [(directory, own) for (directory, _), own in datasets.items()]
+
+
+def _names(directories: Sequence[Path]) -> list[str]:
+    """Names of data sets: the parts of their paths in which they differ, numbered where that does not suffice."""
+    shared = 0
+    for parts in zip(*(directory.parts for directory in directories), strict=False):
+        if len(set(parts)) > 1:
+            break
+        shared += 1
+    short = ["/".join(directory.parts[shared:]) or directory.name for directory in directories]
+    return [name if short.count(name) == 1 else f"{name} #{number + 1}" for number, name in enumerate(short)]
+
+
+def _findings(sources: Sequence[Source], rules: Rules, reading: _Reading) -> list[Finding]:
+    with_samples = [source for source in sources if source.samples]
+    with_exchanges = [source for source in sources if source.exchanges]
+    if not with_exchanges:
+        return check_batches(_parts(with_samples, reading), rules)
+    if with_samples:
+        recorded = _exchanges(with_exchanges, reading, counted=True)
+        return check_recording(_parts(with_samples, reading), recorded, rules)
+    findings = check_exchanges(_exchanges(with_exchanges, reading, counted=True), rules)
+    outputs = samples_of(_exchanges(with_exchanges, reading))
+    batches = (_as_rollout(batch, with_exchanges[0].path) for batch in in_batches(outputs, _OUTPUTS_AT_A_TIME))
+    of_groups = [finding for finding in check_batches(batches, rules) if finding.check in _RULES_OVER_OUTPUTS]
+    return [*findings, *of_groups]
+
+
+def _as_rollout(outputs: Sequence[Sample], path: Path) -> Rollout:
+    """Recorded outputs as columns; what the wire says of them may be of any type."""
+
+    def place(row: int) -> str:
+        return f"{path} and beside it: group {outputs[row].group_index}, output {outputs[row].index}"
+
+    return rollout_of([output.to_json() for output in outputs], place)
+
+
+def _parts(sources: Sequence[Source], reading: _Reading) -> Iterator[Rollout]:
+    """The samples of all files; a sample that another file has too is an error of the later file."""
+    owners: dict[_Key, Path] = {}
+    groups: set[_Key] = set()
+    for source in sources:
+        assert source.samples is not None
+        reading.begun.add(source.path)
+        try:
+            for rollout in source.samples():
+                keys = list(zip(*(rollout.table.column(name).to_pylist() for name in _KEY), strict=True))
+                own = [owners.setdefault(key, source.path) == source.path for key in keys]
+                if not all(own):
+                    rollout = _without_copies(rollout, keys, own, source.path, owners)
+                groups.update(key[:2] for key in keys)
+                reading.samples += len(rollout)
+                reading.report()
+                yield rollout
+        except (InputError, UsageError) as error:
+            reading.leave_out(source, error)
+    reading.groups += len(groups)
+
+
+_KEY = ("rollout_id", "group_index", "index")
+
+
+def _without_copies(
+    rollout: Rollout, keys: Sequence[_Key], own: Sequence[bool], path: Path, owners: Mapping[_Key, Path]
+) -> Rollout:
+    """What no earlier file has, of a train dump's rank: ranks of one tensor-parallel group hold the same samples."""
+    for row in (row for row, is_own in enumerate(own) if not is_own):
+        if "rank" not in rollout.extra(row):
+            place = ", ".join(f"{name} {value}" for name, value in zip(_KEY, keys[row], strict=True))
+            other = owners[keys[row]]
+            raise InputError(f"{path}: {place} is in {other} already; if they are of different runs, check them apart")
+    return Rollout(rollout.table.filter(pa.array(own)))
+
+
+def _exchanges(sources: Sequence[Source], reading: _Reading, counted: bool = False) -> Iterator[Exchange]:
+    for source in sources:
+        assert source.exchanges is not None
+        reading.begun.add(source.path)
+        try:
+            for number, exchange in enumerate(source.exchanges()):
+                reading.exchanges += counted
+                if number % 1_000 == 0:
+                    reading.report()
+                yield exchange
+        except InputError as error:
+            reading.leave_out(source, error)
+
+
+def reward_function(name: str) -> Callable[[Sample], float]:
+    """The function ``module:function``, found from the working directory too, of one sample to its reward.
+
+    Raises:
+        UsageError: There is no such function; or later, when it fails on a sample.
+    """
+    module, _, attribute = name.partition(":")
+    sys.path.insert(0, "")
+    try:
+        function = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UsageError(f"--reward {name}: no such function (module:function is expected): {error}") from error
+    finally:
+        sys.path.remove("")
+
+    def reward(sample: Sample) -> float:
+        try:
+            return float(function(sample))
+        except Exception as error:  # the user's own code may raise anything
+            place = f"rollout {sample.rollout_id}, group {sample.group_index}, slot {sample.index}"
+            raise UsageError(f"--reward {name} fails at {place}: {type(error).__name__}: {error}") from error
+
+    return reward

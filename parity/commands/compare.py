@@ -1,0 +1,302 @@
+"""Runs that others made, compared: from recorded runs to findings, verdict and report. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
+from typing import Any
+
+import numpy as np
+
+from parity.errors import UsageError
+from parity.evidence.cost.run_cost import run_cost_findings
+from parity.evidence.metric_findings import REWARD, collapse_finding
+from parity.evidence.training.censoring import COMPLETE, EARLY, Ending, censoring_finding, worst_case_finding
+from parity.evidence.training.collapse import detect_collapse
+from parity.evidence.training.equivalence import secondary_findings, training_findings
+from parity.evidence.training.recordings import odd_zeros, recording_findings, without_odd_zeros
+from parity.findings import Finding, Judgement, Level, Severity, Status, Verdict, Where, quantity, status_of_level
+from parity.metrics import RunCurves
+from parity.records.experiment import DEFAULT_MARGINS
+from parity.report.document import Report, build_report
+from parity.report.runs import RunRecord
+from parity.sources.curves.recorded_runs import COMPLETED, RecordedRun
+
+BASELINE, EXPERIMENT = "baseline", "experiment"
+DESIGN = "recorded"
+MINIMUM_STEPS = 30
+SHOWN = 6
+"""Names that a message lists."""
+GRADIENT_NORM = "train/grad_norm"
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What a comparison is held to, stated before the runs are looked at.
+
+    Attributes:
+        margins: Largest absolute difference that does not matter, by metric, in its unit (gradient norm: of its log);
+            `None` takes it from the history.
+        minimum_steps: Fewest common steps that a statement is made from.
+        ended: How runs ended, by run, where the user knows more than their sources.
+    """
+
+    margins: Mapping[str, float | None] = field(default_factory=lambda: dict(DEFAULT_MARGINS))
+    minimum_steps: int = MINIMUM_STEPS
+    ended: Mapping[str, str] = field(default_factory=dict)
+
+
+def margins_of(stated: Mapping[str, float], history: bool) -> dict[str, float | None]:
+    """The margin of each deciding metric: the one stated, else twice the spread of the history, else the default."""
+    return {**{metric: None if history else margin for metric, margin in DEFAULT_MARGINS.items()}, **stated}
+
+
+def compare(
+    baseline: Sequence[RecordedRun],
+    experiment: Sequence[RecordedRun],
+    history: Sequence[RecordedRun] = (),
+    question: Question | None = None,
+    provenance: Mapping[str, Any] | None = None,
+) -> Report:
+    """Compares the runs of two arms and builds the report.
+
+    Args:
+        baseline: Runs of the baseline.
+        experiment: Runs of the experiment; for costs, run i belongs to run i of the baseline if there are as many.
+        history: Earlier runs of the baseline, which give margins and the scatter of single runs.
+        question: Margins and what else is stated first.
+        provenance: Commands, versions and the like, as ``experiment.json`` holds them.
+
+    Raises:
+        UsageError: An arm has no run, a run is given twice, `ended` names a run that is not there, or a margin a
+            metric.
+    """
+    asked = question or Question()
+    _check_names([*baseline, *experiment, *history], asked.ended)
+    _check_margins([*baseline, *experiment], asked.margins)
+    arms = [[_curves(run) for run in runs] for runs in (baseline, experiment, history)]
+    findings = [
+        *_source_findings([*baseline, *experiment, *history]),
+        *_margin_findings([*arms[0], *arms[1]], asked.margins),
+        *_reward_findings([*arms[0], *arms[1]]),
+        *_endings(baseline, experiment, asked.ended),
+        *run_cost_findings(arms[0], arms[1]),
+    ]
+    recordings = recording_findings(*arms)
+    curves = _curve_findings(arms[0], arms[1], arms[2], asked)
+    if any(finding.check == "runs_distinct" and finding.status is not Status.PASS for finding in recordings):
+        # A run that counts several times makes every test of runs wrong, either way.
+        curves = [replace(finding, severity=Severity.WARNING) for finding in curves]
+    findings += [*recordings, *curves]
+    facts = {
+        **(provenance or {}),
+        "baseline": BASELINE,
+        "experiment": EXPERIMENT,
+        "margins": {metric: margin for metric, margin in asked.margins.items() if margin is not None},
+    }
+    records = [
+        _record(run, arm, seed, asked.ended)
+        for arm, runs in ((BASELINE, baseline), (EXPERIMENT, experiment))
+        for seed, run in enumerate(runs)
+    ]
+    return replace(build_report(facts, records, findings), verdict=judge_curves(findings))
+
+
+def judge_curves(findings: Sequence[Finding]) -> Judgement:
+    """The verdict on curves alone, which is the weakest evidence there is.
+
+    DIFFERENT if a deciding metric or the collapse rate differs; PARITY if every deciding metric that was recorded is
+    within its margin, the reward among them, and nothing is left open; else INCONCLUSIVE.
+    """
+    training = [finding for finding in findings if finding.level is Level.TRAINING]
+    status = status_of_level(training, Level.TRAINING)
+    decided = [finding for finding in training if finding.check in ("training_parity", "conditional_parity")]
+    reasons = [f"{finding.status.value.replace('_', ' ')}: {finding.message}" for finding in decided]
+    reasons += [finding.message for finding in training if finding.check == "worst_case"]
+    if status is Status.FAIL:
+        return Judgement(Verdict.DIFFERENT, reasons)
+    rewarded = any(finding.where.field == REWARD and finding.status is Status.PASS for finding in decided)
+    return Judgement(Verdict.PARITY if status is Status.PASS and rewarded else Verdict.INCONCLUSIVE, reasons)
+
+
+def _check_names(runs: Sequence[RecordedRun], ended: Mapping[str, str]) -> None:
+    names = [run.name for run in runs]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise UsageError(f"given more than once: {', '.join(twice)}; a run counts once, in one arm")
+    if unknown := sorted(set(ended) - set(names)):
+        raise UsageError(f"--ended names no run: {', '.join(unknown)}; the runs are {', '.join(names)}")
+
+
+def _check_margins(runs: Sequence[RecordedRun], margins: Mapping[str, float | None]) -> None:
+    """Refuses a margin of a metric that no run has, which would pass for one that was held to."""
+    known = {metric for run in runs for metric in run.curves}
+    if unknown := sorted(margins.keys() - known - DEFAULT_MARGINS.keys()):
+        alike = get_close_matches(unknown[0], known, cutoff=0.3) or sorted(known)[:SHOWN]
+        raise UsageError(f"--margin {unknown[0]}: no run has this metric; the nearest names are {', '.join(alike)}")
+
+
+def _margin_findings(runs: Sequence[RunCurves], margins: Mapping[str, float | None]) -> list[Finding]:
+    """Warnings of margins that nobody stated, and of stated ones that no difference of these runs could reach."""
+    found = []
+    unstated = [f"{metric} ±{margin:g}" for metric, margin in DEFAULT_MARGINS.items() if margins.get(metric) == margin]
+    if unstated:
+        message = f"margins by default, made for short answers and rewards from 0 to 1: {', '.join(unstated)}"
+        found.append(_warning("margin_defaults", Status.FAIL, f"{message}; state yours with --margin"))
+    for metric, margin in margins.items():
+        values = [curve.values[np.isfinite(curve.values)] for run in runs if (curve := run.get(metric))]
+        every = np.concatenate([*values, np.empty(0)])
+        if margin is None or margin == DEFAULT_MARGINS.get(metric) or not every.size or metric == GRADIENT_NORM:
+            continue
+        low, high = float(every.min()), float(every.max())
+        if margin > max(high - low, abs(low), abs(high)):
+            message = (
+                f"{metric}: the margin of {margin:g} is wider than all that was recorded, {low:.4g} to {high:.4g}, so "
+                "that nothing could have failed; is it in the metric's unit?"
+            )
+            found.append(_warning("margin_width", Status.FAIL, message, metric=metric))
+    return found
+
+
+def _reward_findings(runs: Sequence[RunCurves]) -> list[Finding]:
+    """What keeps rewards from speaking: another name, or the same value everywhere."""
+    lacking = [run for run in runs if REWARD not in run]
+    if lacking:
+        named = sorted({metric for run in lacking for metric in run if "reward" in metric or "score" in metric})
+        there = f"; recorded are {', '.join(named[:SHOWN])}" if named else ""
+        share = f"{len(lacking)} of {quantity(len(runs), 'runs')}"
+        message = f"{REWARD} is not in {share}{there}: --names maps what they call it to it"
+        return [_warning("reward_recorded", Status.INCONCLUSIVE, message)]
+    values = np.unique(np.concatenate([run[REWARD].values for run in runs]))
+    if len(values) == 1:
+        message = f"{REWARD} is {values[0]:g} at every step of every run: nothing was learnt that could differ"
+        return [_warning("reward_recorded", Status.INCONCLUSIVE, message)]
+    return [_warning("reward_recorded", Status.PASS, f"{REWARD} is in all {quantity(len(runs), 'runs')} and varies")]
+
+
+def _curves(run: RecordedRun) -> RunCurves:
+    return without_odd_zeros(run.curves) if run.zero_may_be_nan else run.curves
+
+
+def _source_findings(runs: Sequence[RecordedRun]) -> list[Finding]:
+    """What each source gave, what its reader left out, and which zeros are read as NaN."""
+    found = []
+    for run in runs:
+        steps = max(len(curve.steps) for curve in run.curves.values())
+        size = f"{quantity(len(run.curves), 'metrics')} of up to {quantity(steps, 'steps')}"
+        given = f"{run.name}: {run.format} with {size}"
+        if run.skipped:
+            message = f"{given}; left out: {'; '.join(run.skipped)}"
+            found.append(_warning("source", Status.NOT_COMPARED, message, run.name, skipped=list(run.skipped)))
+        else:
+            found.append(_warning("source", Status.PASS, given, run.name, checked=len(run.curves)))
+        if run.zero_may_be_nan and (odd := [name for name, curve in run.curves.items() if odd_zeros(curve).any()]):
+            message = f"{run.name}: {run.format} stores NaN as 0; lone zeros are read as NaN in {', '.join(odd)}"
+            found.append(_warning("zeros_of_nan", Status.FAIL, message, run.name, metrics=odd))
+        if run.incidents:
+            counted = ", ".join(f"{count} x {name}" for name, count in run.incidents.items())
+            message = f"{run.name}: {counted}"
+            found.append(_warning("incidents", Status.FAIL, message, run.name, counts=dict(run.incidents)))
+    return found
+
+
+def _warning(
+    check: str, status: Status, message: str, run: str | None = None, metric: str | None = None, **evidence: Any
+) -> Finding:
+    where = Where(run=run, field=metric)
+    return Finding(check, Level.TRAINING, status, message, where, severity=Severity.WARNING, evidence=evidence)
+
+
+def _endings(
+    baseline: Sequence[RecordedRun], experiment: Sequence[RecordedRun], ended: Mapping[str, str]
+) -> list[Finding]:
+    first, second = _ends(baseline, experiment, ended)
+    collapsed = {
+        run.name: onset
+        for run in (*baseline, *experiment)
+        if REWARD in run.curves and (onset := detect_collapse(run.curves[REWARD]).onset) is not None
+    }
+    return [censoring_finding(first, second), *worst_case_finding(first, second, collapsed)]
+
+
+def _ends(
+    baseline: Sequence[RecordedRun], experiment: Sequence[RecordedRun], ended: Mapping[str, str]
+) -> tuple[list[Ending], list[Ending]]:
+    """How each run ended: as stated, as its source says, or early if others go on where it stops."""
+    longest = max(_last_step(run) for run in (*baseline, *experiment))
+
+    def ending(run: RecordedRun) -> Ending:
+        last = _last_step(run)
+        told = ended.get(run.name, run.ending)
+        kind = told or (COMPLETE if last == longest else EARLY)
+        return Ending(run.name, COMPLETE if kind == COMPLETED else kind, last)
+
+    return [ending(run) for run in baseline], [ending(run) for run in experiment]
+
+
+def _last_step(run: RecordedRun) -> int:
+    """The last training step of a run; evaluations and rollouts may be counted otherwise."""
+    deciding = [run.curves[metric] for metric in DEFAULT_MARGINS if metric in run.curves]
+    return max(int(curve.steps[-1]) for curve in deciding or run.curves.values())
+
+
+def _curve_findings(
+    baseline: Sequence[RunCurves], experiment: Sequence[RunCurves], history: Sequence[RunCurves], asked: Question
+) -> list[Finding]:
+    history, found = _sound_history(history)
+    found += training_findings(baseline, experiment, asked.margins, asked.minimum_steps, history)
+    collapse = collapse_finding(baseline, experiment)
+    onsets: Mapping[str, int] = collapse.evidence.get("onsets", {})
+    if onsets:
+        # Collapsed runs make the mean over all of them a mixture; what decides then is the rate, and the other runs.
+        found = [replace(finding, severity=Severity.WARNING) for finding in found]
+        found += _conditional(baseline, experiment, history, onsets, collapse, asked)
+    return [*found, collapse, *secondary_findings(baseline, experiment, list(asked.margins), asked.minimum_steps)]
+
+
+def _sound_history(history: Sequence[RunCurves]) -> tuple[list[RunCurves], list[Finding]]:
+    """The history without runs that collapsed, whose spread would widen every margin, and a warning that names them."""
+    onsets = {
+        run[REWARD].run: onset
+        for run in history
+        if REWARD in run and (onset := detect_collapse(run[REWARD]).onset) is not None
+    }
+    if not onsets:
+        return list(history), []
+    message = f"left out of the history, because they collapsed: {', '.join(onsets)}"
+    sound = [run for run in history if REWARD not in run or run[REWARD].run not in onsets]
+    return sound, [_warning("history", Status.FAIL, message, onsets=onsets)]
+
+
+def _conditional(
+    baseline: Sequence[RunCurves],
+    experiment: Sequence[RunCurves],
+    history: Sequence[RunCurves],
+    onsets: Mapping[str, int],
+    collapse: Finding,
+    asked: Question,
+) -> list[Finding]:
+    """The deciding metrics among the runs that did not collapse."""
+    sound = [[run for run in runs if run[REWARD].run not in onsets] for runs in (baseline, experiment)]
+    if not all(sound):
+        message = "among runs that did not collapse: an arm has none, so that nothing can be compared"
+        return [Finding("conditional_parity", Level.TRAINING, Status.INCONCLUSIVE, message)]
+    selected = " (selected: the rates of collapse differ)" if collapse.status is Status.FAIL else ""
+    return [
+        replace(
+            finding,
+            check="conditional_parity",
+            message=f"among runs that did not collapse{selected}: {finding.message}",
+        )
+        for finding in training_findings(sound[0], sound[1], asked.margins, asked.minimum_steps, history)
+    ]
+
+
+def _record(run: RecordedRun, arm: str, seed: int, ended: Mapping[str, str]) -> RunRecord:
+    rows: dict[int, dict[str, Any]] = {}
+    for name, curve in _curves(run).items():
+        for step, value in zip(curve.steps.tolist(), curve.values.tolist(), strict=True):
+            rows.setdefault(step, {"step": step})[name] = value
+    outcome = {"status": ended.get(run.name) or run.ending or "not recorded"}
+    events = [{"event": kind, "count": count} for kind, count in run.incidents.items()]
+    return RunRecord(run.name, arm, seed, DESIGN, [rows[step] for step in sorted(rows)], outcome, events)

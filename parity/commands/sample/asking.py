@@ -1,0 +1,269 @@
+"""Asking an engine for a block of prompts in both arms, and for the log-probs of tokens that it gave."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from parity.commands.sample.config import SamplingConfig
+from parity.commands.sample.prompts import Prompt
+from parity.engines import EngineClient
+from parity.errors import EngineError, InputError
+from parity.evidence.sampling.rescored import CHECK, Rescored, rescored_findings
+from parity.evidence.values import Floats
+from parity.findings import Finding, Level, Status
+from parity.records.exchanges import Exchange, output_id
+from parity.records.samples import Rollout, Sample
+from parity.trainer.rollouts import REQUEST_RETRIES, SEQUENCES_IN_FLIGHT, SampleAdapter, routing_headers
+from rollout_patch import (
+    Assignment,
+    Capabilities,
+    GroupReport,
+    PatchError,
+    Permits,
+    RequestFailed,
+    ResponseRefused,
+    SampleRequest,
+    generate_group,
+    probe,
+)
+
+RESCORED_GROUPS = 64
+"""Groups of each arm whose tokens are scored again."""
+
+
+class _Adapter(SampleAdapter):
+    """Prompts that are known as text alone are sent as text."""
+
+    def request(self, sample: Sample) -> SampleRequest:
+        if sample.prompt_ids is not None:
+            return super().request(sample)
+        params = {name: getattr(sample, name) for name in ("max_new_tokens", "temperature", "top_p", "top_k")}
+        asked = {"return_logprob": True}
+        return SampleRequest(params, text=sample.extra["prompt"], options=asked, headers=routing_headers(sample))
+
+
+@dataclass(slots=True)
+class ArmBlock:
+    """One arm's part of a block, group by group."""
+
+    samples: list[Sample] = field(default_factory=list)
+    exchanges: list[Exchange] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """Asks one engine; nothing but `/generate` is sent to it.
+
+    Attributes:
+        config: What is asked for.
+        client: Of the engine.
+        capabilities: Of the engine.
+        max_new_tokens: Cap of a response.
+        reward: Scores a sample, or None.
+    """
+
+    config: SamplingConfig
+    client: EngineClient
+    capabilities: Capabilities
+    max_new_tokens: int
+    reward: Callable[[Sample], float] | None
+    permits: Permits = field(
+        default_factory=lambda: Permits(asyncio.Semaphore(SEQUENCES_IN_FLIGHT), SEQUENCES_IN_FLIGHT)
+    )
+
+    async def block(self, start: int, prompts: Sequence[Prompt]) -> tuple[dict[str, ArmBlock], ResponseRefused | None]:
+        """Samples a block in both arms, each prompt in one arm after the other.
+
+        Args:
+            start: The index of the first group.
+            prompts: One a group.
+
+        Returns:
+            By arm, and the first answer that broke the protocol, without which there are no samples but exchanges.
+
+        Raises:
+            EngineError: A group could not be generated.
+            InputError: A reward is outside its range.
+        """
+        blocks = {arm: ArmBlock() for arm in self.config.arms}
+        assigned = [self._assign(start + offset) for offset in range(len(prompts))]
+        groups = [
+            {arm: self._group(start + offset, prompt, assignment, arm) for arm in assignment.arms}
+            for offset, (prompt, assignment) in enumerate(zip(prompts, assigned, strict=True))
+        ]
+        work = [self._pair(group, assignment, blocks) for group, assignment in zip(groups, assigned, strict=True)]
+        refused = await _first_refusal(work)
+        if refused is None:
+            for arm, block in blocks.items():
+                block.samples = [sample for group in groups for sample in group[arm]]
+                block.exchanges.sort(key=lambda exchange: exchange.group_index or 0)
+                self._score(block.samples)
+        return blocks, refused
+
+    def _assign(self, group_index: int) -> Assignment:
+        config = self.config
+        return probe(
+            config.baseline, config.experiment, share=1.0, seed=config.seed, rollout_id=0, group_index=group_index
+        )
+
+    def _group(self, group_index: int, prompt: Prompt, assignment: Assignment, arm: str) -> list[Sample]:
+        drawn = assignment.of_samples(arm, seed=self.config.seed, rollout_id=0, group_index=group_index)
+        extra: dict[str, Any] = {**prompt.fields, "assignment": drawn}
+        if prompt.text is not None:
+            extra["prompt"] = prompt.text
+        return [
+            Sample(
+                group_index,
+                index,
+                rollout_id=0,
+                prompt_ids=None if prompt.ids is None else list(prompt.ids),
+                status="pending",
+                max_new_tokens=self.max_new_tokens,
+                temperature=self.config.temperature,
+                top_p=self.config.top_p,
+                top_k=self.config.top_k,
+                extra=dict(extra),
+            )
+            for index in range(self.config.group_size)
+        ]
+
+    async def _pair(
+        self, group: Mapping[str, list[Sample]], assignment: Assignment, blocks: Mapping[str, ArmBlock]
+    ) -> None:
+        for arm in assignment.arms:
+            await self._generate(arm, group[arm], blocks[arm].exchanges)
+
+    async def _generate(self, arm: str, samples: list[Sample], exchanges: list[Exchange]) -> GroupReport:
+        group_index = samples[0].group_index
+        place = {"rollout_id": 0, "group_index": group_index}
+
+        def record(row: dict[str, Any]) -> None:
+            row["engine_id"] = self.client.served_by(output_id(row["response"]))
+            exchanges.append(Exchange.from_json({**row, **place}, f"group {group_index}, {arm}"))
+
+        try:
+            report = await generate_group(
+                arm,
+                samples,
+                adapter=_Adapter(),
+                post=self.client.generate,
+                capabilities=self.capabilities,
+                retries=REQUEST_RETRIES,
+                recorder=record,
+                permits=self.permits,
+            )
+        except ResponseRefused:
+            raise
+        except PatchError as error:
+            raise EngineError(f"group {group_index}, {arm}: {error}") from error
+        for sample, output in zip(samples, report.outputs, strict=True):
+            sample.arm, sample.engine_id = report.arm_used, self.client.served_by(output.id)
+        return report
+
+    def _score(self, samples: Sequence[Sample]) -> None:
+        low, high = self.config.reward_range
+        if self.reward is None:
+            return
+        for sample in samples:
+            sample.reward = self.reward(sample)
+            if not low <= sample.reward <= high:
+                raise InputError(
+                    f"group {sample.group_index}, slot {sample.index}: reward {sample.reward:g} is not in "
+                    f"{low:g} to {high:g}; --reward-range says where rewards lie"
+                )
+
+    async def rescored(self, rollouts: tuple[Rollout, Rollout]) -> list[Finding]:
+        """Scores the tokens of each arm's first groups again by a prefill, and compares the log-probs.
+
+        Sampling that cuts or sharpens the distribution gives log-probs of another one than a prefill does.
+        """
+        config = self.config
+        if (config.temperature, config.top_p) != (1, 1) or config.top_k > 0:
+            return [_not_compared("log-probs of temperature 1 with top_p 1 and no top_k are those of a prefill")]
+        try:
+            baseline, experiment = [await self._rescore(rollout) for rollout in rollouts]
+        except (RequestFailed, _NotScored) as error:
+            return [_not_compared(f"the engine did not score given tokens: {str(error)[:200]}")]
+        return rescored_findings(baseline, experiment)
+
+    async def _rescore(self, rollout: Rollout) -> Rescored:
+        groups: dict[int, list[Sample]] = {}
+        rows = rollout.integers("group_index") < RESCORED_GROUPS
+        for sample in Rollout(rollout.table.filter(rows)).samples():
+            groups.setdefault(sample.group_index, []).append(sample)
+        recorded, prefilled = [], []
+        for group in groups.values():
+            prompt = group[0].prompt_ids or await self._prompt_ids(group[0].extra["prompt"])
+            scored = [sample for sample in group if sample.output_ids and sample.logprobs]
+            answers = await self._prefill([[*prompt, *(sample.output_ids or ())] for sample in scored], len(prompt) - 1)
+            recorded.append(np.array([value for sample in scored for value in sample.logprobs or ()], dtype=np.float64))
+            parts = [_of_tokens(row[1:], sample) for row, sample in zip(answers, scored, strict=True)]
+            prefilled.append(np.concatenate([np.zeros(0), *parts]))
+        return Rescored(recorded, prefilled)
+
+    async def _prompt_ids(self, text: str) -> list[int]:
+        """The token ids that the engine makes of a text, as its own log-probs name them."""
+        payload = {"text": text, "sampling_params": {"max_new_tokens": 0}, "return_logprob": True}
+        answer = await self.client.generate({**payload, "logprob_start_len": 0})
+        return [token for _, token in _triples(answer)]
+
+    async def _prefill(self, prompts: list[list[int]], start: int) -> list[list[tuple[float | None, int]]]:
+        """(log-prob, token) of each prompt's tokens from `start` on; the first has no log-prob."""
+        if not prompts:
+            return []
+        async with self.permits.hold(len(prompts)):
+            answer = await self.client.generate(
+                {
+                    "input_ids": prompts,
+                    "sampling_params": {"max_new_tokens": 0, "temperature": 0},
+                    "return_logprob": True,
+                    "logprob_start_len": start,
+                }
+            )
+        if not isinstance(answer, list) or len(answer) != len(prompts):
+            raise _NotScored(f"{len(prompts)} prompts were answered with {str(answer)[:80]}")
+        return [_triples(one) for one in answer]
+
+
+class _NotScored(Exception):
+    """An engine's answer holds no log-probs of given tokens."""
+
+
+def _triples(answer: Any) -> list[tuple[float | None, int]]:
+    """(log-prob, token) of each prompt token in an answer."""
+    try:
+        return [(row[0], int(row[1])) for row in answer["meta_info"]["input_token_logprobs"]]
+    except (TypeError, KeyError, IndexError, ValueError) as error:
+        raise _NotScored(f"no input_token_logprobs ({type(error).__name__}) in {str(answer)[:80]}") from error
+
+
+def _of_tokens(row: Sequence[tuple[float | None, int]], sample: Sample) -> Floats:
+    """The log-probs of a sample's tokens; they must be of those tokens."""
+    if [token for _, token in row] != sample.output_ids or any(value is None for value, _ in row):
+        place = f"group {sample.group_index}, slot {sample.index}"
+        raise _NotScored(f"{place}: log-probs of {len(row)} other tokens than the {len(sample.output_ids or ())} given")
+    return np.array([value for value, _ in row], dtype=np.float64)
+
+
+def _not_compared(reason: str) -> Finding:
+    return Finding(CHECK, Level.SAMPLING, Status.NOT_COMPARED, f"log-probs are not scored again: {reason}")
+
+
+async def _first_refusal(work: Sequence[Coroutine[Any, Any, None]]) -> ResponseRefused | None:
+    """Runs everything at once; after the first failure the rest is cancelled."""
+    tasks = [asyncio.ensure_future(one) for one in work]
+    try:
+        await asyncio.gather(*tasks)
+    except BaseException as error:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if isinstance(error, ResponseRefused):
+            return error
+        raise
+    return None

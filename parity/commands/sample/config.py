@@ -1,0 +1,123 @@
+"""What `parity sample` is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from parity.errors import InputError, UsageError
+from parity.evidence.sampling.watched import Evidence
+from parity.records.experiment import check_question
+from parity.trainer.tasks import get_task
+
+BLOCK = 32
+"""Prompts asked at once; the evidence is looked at after each block."""
+
+MARGINS: Mapping[str, float] = {
+    "reward": 0.03,
+    "response_length": 0.03,
+    "negative_log_likelihood": 0.05,
+    "truncated": 0.02,
+    "aborted": 0.02,
+}
+"""Largest difference that does not matter: a share of the baseline's mean for length and likelihood, else absolute."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingConfig:
+    """What is sampled, and what must be shown.
+
+    Attributes:
+        baseline: The arm compared with.
+        experiment: The arm in question.
+        engine: ``embedded``, ``sglang``, or the URL of a deployment, whose weights are left alone.
+        workers: How many engines to start.
+        router: The policy of the sglang-router in front of them; empty: `round_robin` for several, no router for one.
+        model_path: The checkpoint that an engine started here serves; by default the warm-started policy of the task.
+        task: The task that prompts and reward come from, unless `prompts` is given.
+        prompts: A file of prompts.
+        prompt_key: The field of a prompt in it.
+        reward: ``module:function`` of one `parity.records.samples.Sample`; by default the task's.
+        reward_range: The least and the largest reward there can be.
+        group_size: Samples a prompt in each arm.
+        max_new_tokens: Cap of a response; by default the task's.
+        temperature: Of sampling.
+        top_p: Nucleus of sampling; 1 keeps everything.
+        top_k: Tokens kept in sampling; -1 keeps all.
+        margins: The largest difference that does not matter, by metric.
+        fixed: Groups of a design whose size is set beforehand; None for evidence that is watched.
+        max_groups: Groups after which watching ends; rounded up to whole blocks.
+        seed: Of the prompts' order, of which arm goes first, and of the tests.
+    """
+
+    baseline: str
+    experiment: str
+    engine: str = "embedded"
+    workers: int = 1
+    router: str = ""
+    model_path: str | None = None
+    task: str = "arithmetic"
+    prompts: str | None = None
+    prompt_key: str | None = None
+    reward: str | None = None
+    reward_range: tuple[float, float] = (0.0, 1.0)
+    group_size: int = 8
+    max_new_tokens: int | None = None
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    margins: Mapping[str, float] = field(default_factory=lambda: dict(MARGINS))
+    fixed: int | None = None
+    max_groups: int = 4096
+    seed: int = 0
+
+    @property
+    def limit(self) -> int:
+        """The most groups of an arm."""
+        return self.fixed if self.fixed is not None else -(-self.max_groups // BLOCK) * BLOCK
+
+    @property
+    def arms(self) -> tuple[str, str]:
+        """Baseline and experiment."""
+        return self.baseline, self.experiment
+
+    def validate(self) -> None:
+        """Checks what can be checked before anything runs.
+
+        Raises:
+            UsageError: An arm, a number, a margin or a combination is not one that there is.
+        """
+        check_question(self.baseline, self.experiment, self.engine, self.workers, self.router)
+        if "://" in self.engine and self.model_path is not None:
+            raise UsageError("--model-path is of an engine started here; a URL keeps its own weights")
+        least = {"group_size": 1, "max_groups": 2} | ({} if self.fixed is None else {"fixed": 2})
+        least |= {} if self.max_new_tokens is None else {"max_new_tokens": 1}
+        for name, minimum in least.items():
+            if getattr(self, name) < minimum:
+                raise UsageError(f"--{name.replace('_', '-')} must be at least {minimum}, not {getattr(self, name)}")
+        if self.temperature <= 0:
+            raise UsageError("--temperature must be above 0: greedy samples have no distribution to compare")
+        if self.prompts is not None and self.max_new_tokens is None:
+            raise UsageError("--prompts needs --max-new-tokens: the cap of a response")
+        if self.prompts is None and self.prompt_key is not None:
+            raise UsageError("--prompt-key is of --prompts")
+        Evidence.start(self.margins, self.reward_range)
+        if get_task(self.task).has_images:
+            raise UsageError(f"task {self.task} shows images, and prompts are asked as text here: try a probe of `run`")
+
+    def to_json(self) -> dict[str, Any]:
+        """The configuration as it lies on disk."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, row: Mapping[str, Any]) -> SamplingConfig:
+        """The configuration that `to_json` wrote.
+
+        Raises:
+            InputError: It is of other fields.
+        """
+        try:
+            return cls(**{**row, "reward_range": tuple(row["reward_range"])})
+        except (KeyError, TypeError) as error:
+            raise InputError(f"no configuration of `parity sample`: {error}") from error

@@ -1,0 +1,101 @@
+"""From both arms' samples and exchanges to findings and a verdict: pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from parity.commands.sample.config import SamplingConfig
+from parity.contract_checks import Rules, check_arms, check_recording
+from parity.evidence.sampling.set_size import sampling_findings
+from parity.evidence.sampling.watched import Evidence
+from parity.findings import Finding, Judgement, Level, Status, Where, quantity
+from parity.records.exchanges import Exchange
+from parity.records.samples import Rollout
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingResult:
+    """What sampling both arms came to.
+
+    Attributes:
+        config: What was asked for.
+        findings: Of the contract and of sampling.
+        judgement: The verdict and the sentences that it rests on.
+        counts: Samples, groups and exchanges of both arms together; groups are pairs.
+        stopped: Why no further group was sampled.
+    """
+
+    config: SamplingConfig
+    findings: tuple[Finding, ...]
+    judgement: Judgement
+    counts: Mapping[str, int]
+    stopped: str
+
+    def to_json(self) -> dict[str, Any]:
+        """The result in the format of `--json`."""
+        return {
+            "verdict": self.judgement.verdict.value,
+            "counts": dict(self.counts),
+            "stopped": self.stopped,
+            "reasons": list(self.judgement.reasons),
+            "findings": [finding.to_json() for finding in self.findings],
+            "config": self.config.to_json(),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """Both arms' samples and exchanges, baseline first."""
+
+    rollouts: tuple[Rollout, Rollout]
+    exchanges: tuple[Sequence[Exchange], Sequence[Exchange]] = field(repr=False)
+
+
+def contract_findings(config: SamplingConfig, rules: Rules, recorded: Recorded) -> list[Finding]:
+    """The contract of each arm and of both together; every finding names its arm."""
+    found = []
+    for arm, rollout, exchanges in zip(config.arms, recorded.rollouts, recorded.exchanges, strict=True):
+        own = [*check_recording([rollout], exchanges, rules), _way_finding(arm, rollout)]
+        found += [finding.in_run(arm) for finding in own]
+    return found + [finding.in_run(config.experiment) for finding in check_arms(*recorded.rollouts)]
+
+
+def _way_finding(arm: str, rollout: Rollout) -> Finding:
+    """Whether every sample came by the arm that was asked for; one that fell back says nothing about it."""
+    used = rollout.strings("arm")
+    other = int(np.sum(used != arm))
+    evidence = {"checked": len(used), "failed": other}
+    if not len(used):
+        return Finding("arm_used", Level.CONTRACT, Status.NOT_COMPARED, "no sample was drawn", evidence=evidence)
+    message = f"{quantity(len(used), 'samples')}: each came by the arm that was asked for"
+    if other:
+        ways = sorted({str(way) for way in used} - {arm})
+        message = (
+            f"{other} of {quantity(len(used), 'samples')} fell back to {', '.join(ways)}, "
+            f"so that {arm} is not what was sampled"
+        )
+    status = Status.INCONCLUSIVE if other else Status.PASS
+    return Finding("arm_used", Level.CONTRACT, status, message, Where(field="arm"), arm, evidence=evidence)
+
+
+def fixed_findings(config: SamplingConfig, rollouts: tuple[Rollout, Rollout]) -> list[Finding]:
+    """What a design of a set size says, by tests with p-values; open until all its groups are there."""
+    if not len(rollouts[0]):
+        return Evidence.start(config.margins, config.reward_range).findings()
+    rng = np.random.default_rng([config.seed, 1])
+    return sampling_findings(*rollouts, config.margins, rng)
+
+
+def decided(findings: Sequence[Finding]) -> str | None:
+    """Why no further group is needed, in a few words; None while one is."""
+    failing = [finding for finding in findings if finding.fails]
+    if failing:
+        names = dict.fromkeys(f"{one.check} {one.where.field or ''}".strip() for one in failing)
+        return f"a difference is shown ({', '.join(list(names)[:3])})"
+    if any(finding.status is Status.INCONCLUSIVE for finding in findings):
+        return None
+    return "parity is shown in all that is compared"

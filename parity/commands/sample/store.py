@@ -1,0 +1,125 @@
+"""Samples and exchanges of both arms on disk, block by block; what a death cut off is dropped and asked again.
+
+<out>/sampling.json                           what was asked
+<out>/runs/<arm>-seed<k>/groups.exchanges.jsonl   one line a request
+groups.samples.jsonl     one line a sample
+<out>/report/                                 report.md, report.json, junit.xml
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from parity.commands.sample.config import BLOCK, SamplingConfig
+from parity.errors import UsageError
+from parity.records.exchanges import Exchange
+from parity.records.samples import Rollout, Sample
+from parity.records.store import read_json, write_atomically
+from parity.sources.dumps.sample_lines import read_exchange_lines, read_sample_lines
+
+FILE = "sampling.json"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingStore:
+    """The files of one sampling."""
+
+    path: Path
+    config: SamplingConfig
+
+    def create(self, facts: Mapping[str, Any]) -> None:
+        """Starts the directory.
+
+        Raises:
+            UsageError: It holds a sampling already.
+        """
+        if (self.path / FILE).exists():
+            raise UsageError(f"{self.path} already holds samples: go on with --resume, or choose another --out")
+        for arm in self.config.arms:
+            self._file(arm, "samples").parent.mkdir(parents=True, exist_ok=True)
+        self._write(facts)
+
+    def reopen(self, facts: Mapping[str, Any]) -> None:
+        """Goes on with the directory: drops what is no whole block, in both arms."""
+        self._write({**read_json(self.path / FILE), **facts})
+        finished = min(self._whole_groups(arm) for arm in self.config.arms)
+        kept = finished if finished == self.config.limit else finished // BLOCK * BLOCK
+        for arm in self.config.arms:
+            for kind in ("exchanges", "samples"):
+                path = self._file(arm, kind)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                lines = [line for line, group in _lines(path) if group < kept]
+                write_atomically(path, b"".join(lines))
+
+    def _write(self, facts: Mapping[str, Any]) -> None:
+        content = {"format": 1, **facts, "config": self.config.to_json()}
+        write_atomically(self.path / FILE, json.dumps(content, indent=1).encode())
+
+    def _whole_groups(self, arm: str) -> int:
+        """How many groups, from the first on, have all their samples."""
+        counts: dict[int, int] = {}
+        for _, group in _lines(self._file(arm, "samples")):
+            counts[group] = counts.get(group, 0) + 1
+        return next(group for group in range(len(counts) + 1) if counts.get(group) != self.config.group_size)
+
+    def append(self, arm: str, samples: Sequence[Sample], exchanges: Iterable[Exchange]) -> None:
+        """Appends one arm's part of a block, exchanges first."""
+        _append(self._file(arm, "exchanges"), (orjson.dumps(exchange.to_json()) for exchange in exchanges))
+        _append(self._file(arm, "samples"), (json.dumps(sample.to_json()).encode() for sample in samples))
+
+    def rollout(self, arm: str) -> Rollout:
+        """All samples of an arm.
+
+        Raises:
+            InputError: A line is damaged.
+        """
+        path = self._file(arm, "samples")
+        return Rollout.concatenate(list(read_sample_lines(path, None)) if path.exists() else [])
+
+    def exchanges(self, arm: str) -> Iterator[Exchange]:
+        """All exchanges of an arm.
+
+        Raises:
+            InputError: A line is damaged.
+        """
+        path = self._file(arm, "exchanges")
+        return read_exchange_lines(path) if path.exists() else iter(())
+
+    def _file(self, arm: str, kind: str) -> Path:
+        return self.path / "runs" / f"{arm}-seed{self.config.seed}" / f"groups.{kind}.jsonl"
+
+
+def read_config(path: Path) -> SamplingConfig:
+    """What was asked for in a directory.
+
+    Raises:
+        UsageError: It holds no sampling.
+        InputError: It cannot be read.
+    """
+    if not (path / FILE).exists():
+        raise UsageError(f"{path} holds no sampling to go on with: it has no {FILE}")
+    return SamplingConfig.from_json(read_json(path / FILE).get("config") or {})
+
+
+def _append(path: Path, lines: Iterable[bytes]) -> None:
+    with path.open("ab") as file:
+        file.write(b"".join(line + b"\n" for line in lines))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _lines(path: Path) -> Iterator[tuple[bytes, int]]:
+    """Whole lines with their group; a last line without its newline was cut off while being written."""
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        for line in file:
+            if line.endswith(b"\n"):
+                yield line, int(orjson.loads(line)["group_index"])

@@ -1,0 +1,354 @@
+"""Follows training runs while they go on, ours or a host's recordings, and says when the evidence suffices (L0, L1).
+
+Each step is looked at once it is whole, in the same order by every watcher, so that one which is stopped and started
+again comes to the same evidence.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+from parity.commands.check import CheckResult, check_sources
+from parity.contract_checks import Rules, check_batches, check_exchanges
+from parity.errors import InputError
+from parity.evidence.sampling.trajectory import (
+    TRAJECTORY_MARGINS,
+    DrawnGroup,
+    GroupBounds,
+    Trajectory,
+    drawn_groups,
+    trajectory_findings,
+)
+from parity.findings import Finding, Judgement, Level, Status, Verdict, judge, quantity
+from parity.records.exchanges import Exchange
+from parity.records.experiment import ExperimentConfig
+from parity.records.samples import Rollout
+from parity.records.store import EXPERIMENT_FILE, read_experiment, run_store
+from parity.sources.dumps.sample_lines import samples_of_lines
+from parity.sources.json_lines import read_appended
+
+POLL_SECONDS = 1.0
+_ENDED = ("completed", "failed")
+ANSWERED = "groups_answered"
+"""The check that a group fails while its samples are not scored."""
+_SAMPLES, _EXCHANGES = "rollout.samples.jsonl", "rollout.exchanges.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedStep:
+    """One whole step of a run: its samples, those in a second arm, and all exchanges."""
+
+    run: str
+    step: int
+    rollouts: tuple[Rollout, ...]
+    exchanges: tuple[Exchange, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """What has been seen so far.
+
+    Attributes:
+        bounds: What makes statistics bounded.
+        margins: By metric.
+        arms: Baseline and experiment; None until they are known.
+        waiting: Groups drawn while only one arm was known.
+        trajectories: The evidence by policy.
+        undrawn: Groups whose arm was not drawn.
+        steps: Steps seen.
+        step: The last step seen.
+        last: The same with its run, as words.
+        failing: Contract findings that fail, first ones first.
+    """
+
+    bounds: GroupBounds
+    margins: Mapping[str, float] = field(default_factory=lambda: TRAJECTORY_MARGINS)
+    arms: tuple[str, str] | None = None
+    waiting: tuple[DrawnGroup, ...] = ()
+    trajectories: Mapping[str, Trajectory] = field(default_factory=dict)
+    undrawn: int = 0
+    steps: int = 0
+    step: int | None = None
+    last: str = ""
+    failing: tuple[Finding, ...] = ()
+
+    def update(self, step: WatchedStep) -> Watch:
+        """What has been seen after one more step.
+
+        Raises:
+            InputError: Groups were assigned to more than two arms, or a value is out of its bounds.
+        """
+        found: list[Finding] = []
+        groups = list(self.waiting)
+        undrawn = self.undrawn
+        for rollout in step.rollouts:
+            found += check_batches([rollout], Rules())
+            drawn, others = drawn_groups(rollout, self.bounds)
+            groups += drawn
+            undrawn += others
+        found += check_exchanges(step.exchanges, Rules())
+        arms = self.arms or _arms_of(groups)
+        trajectories = dict(self.trajectories)
+        if arms:
+            for policy in dict.fromkeys(group.policy for group in groups):
+                trajectory = trajectories.get(policy) or Trajectory(policy, arms, self.margins)
+                trajectories[policy] = trajectory.update(group for group in groups if group.policy == policy)
+        failing = (*self.failing, *(finding.in_run(step.run) for finding in found if finding.fails))
+        return replace(
+            self,
+            arms=arms,
+            waiting=() if arms else tuple(groups),
+            trajectories=trajectories,
+            undrawn=undrawn,
+            steps=self.steps + 1,
+            step=step.step,
+            last=f"{step.run} step {step.step}",
+            failing=failing,
+        )
+
+    @property
+    def verdict(self) -> Verdict:
+        """DIFFERENT once the contract is broken or a policy's evidence says so, PARITY once all of it does."""
+        verdicts = {trajectory.verdict for trajectory in self.trajectories.values()}
+        if self.failing or Verdict.DIFFERENT in verdicts:
+            return Verdict.DIFFERENT
+        return Verdict.PARITY if verdicts == {Verdict.PARITY} else Verdict.INCONCLUSIVE
+
+
+def _arms_of(groups: list[DrawnGroup]) -> tuple[str, str] | None:
+    """The two arms drawn, per-sample as the baseline; None while only one was seen."""
+    arms = sorted({group.arm for group in groups}, key=lambda arm: (arm != "per-sample", arm))
+    if len(arms) > 2:
+        raise InputError(f"groups were assigned to {', '.join(arms)}: two arms are compared at a time")
+    return (arms[0], arms[1]) if len(arms) == 2 else None
+
+
+class Follower(Protocol):
+    """Where steps come from."""
+
+    def poll(self) -> Iterator[WatchedStep]:
+        """The steps that have become whole since the last call."""
+
+    def ended(self) -> bool:
+        """Whether no further step will come."""
+
+    def rest(self) -> Iterator[WatchedStep]:
+        """What has come of a step that may not be whole, for when one stops here."""
+
+
+def follow(directory: Path) -> Follower:
+    """Whoever reads this directory: an experiment's runs, or what a host's recorder writes.
+
+    Raises:
+        InputError: It is neither.
+    """
+    if (directory / EXPERIMENT_FILE).exists():
+        return ExperimentFollower(directory)
+    if not (directory / _SAMPLES).exists() and not (directory / _EXCHANGES).exists():
+        raise InputError(
+            f"{directory}: neither an experiment ({EXPERIMENT_FILE}) nor a recording ({_SAMPLES}); "
+            "give the --out of `parity run`, or the directory that the patch records to"
+        )
+    return RecordingFollower(directory)
+
+
+def is_to_come(directory: Path) -> bool:
+    """Whether there is nothing to follow yet, and nothing else either: whoever writes it may be starting."""
+    return all(path.name.startswith((".", "compared", "rollout.groups.")) for path in directory.glob("*"))
+
+
+class ExperimentFollower:
+    """Reads the finished steps of an experiment's runs, run by run in the order they started."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._seen: dict[str, int] = {}
+
+    def poll(self) -> Iterator[WatchedStep]:
+        """The steps finished since the last call."""
+        for name in self._names():
+            store = run_store(self._directory, name)
+            for step in range(self._seen.get(name, 0), store.finished_steps()):
+                compared = [store.compared] if store.compared.rollout_path(step).exists() else []
+                both = [store, *compared]
+                exchanges = tuple(exchange for one in both for exchange in one.exchanges(step))
+                yield WatchedStep(name, step, tuple(one.rollout(step) for one in both), exchanges)
+                self._seen[name] = step + 1
+
+    def _names(self) -> list[str]:
+        runs = [path for path in (self._directory / "runs").glob("*") if (path / "events.jsonl").exists()]
+        return [path.name for path in sorted(runs, key=lambda path: (_started(path), path.name))]
+
+    def ended(self) -> bool:
+        """Whether every run has ended, of as many as were asked for."""
+        outcomes = [run_store(self._directory, name).outcome() for name in self._names()]
+        return bool(outcomes) and all(outcome.get("status") in _ENDED for outcome in outcomes)
+
+    def rest(self) -> Iterator[WatchedStep]:
+        """Nothing: a step that is not finished is made again."""
+        return iter(())
+
+
+def stated_margins(directory: Path) -> dict[str, float]:
+    """The margins of an experiment that a mixed run's evidence is held to.
+
+    Raises:
+        InputError: The experiment cannot be read.
+    """
+    margins = ExperimentConfig.from_json(read_experiment(directory).get("config")).margins
+    return {name: margins[name] for name in TRAJECTORY_MARGINS if name in margins}
+
+
+def _started(path: Path) -> float:
+    events = run_store(path.parents[1], path.name).events()
+    return float(events[0].get("time", 0.0)) if events else float("inf")
+
+
+class RecordingFollower:
+    """Reads what a host's recorder appends; a rollout is whole once samples of a later one have come."""
+
+    def __init__(self, directory: Path) -> None:
+        self._folders = (directory, directory / "compared")
+        self._name = directory.name
+        self._offsets: dict[Path, int] = {}
+        self._rows: dict[int, dict[Path, list[tuple[str, dict[str, Any]]]]] = {}
+        self._whole: set[int] = set()
+
+    def poll(self) -> Iterator[WatchedStep]:
+        """The rollouts that have become whole since the last call."""
+        for folder in self._folders:
+            for path in (folder / _SAMPLES, folder / _EXCHANGES):
+                self._read(path)
+        sampled = [step for step, of_step in self._rows.items() if any(path.name == _SAMPLES for path in of_step)]
+        for step in sorted(step for step in self._rows if step < max(sampled, default=step)):
+            yield self._step(step)
+
+    def _read(self, path: Path) -> None:
+        if not path.exists():
+            return
+        lines, self._offsets[path] = read_appended(path, self._offsets.get(path, 0))
+        for place, row in lines:
+            step = row.get("rollout_id")
+            if not isinstance(step, int) or isinstance(step, bool):
+                raise InputError(f"{place}: field 'rollout_id' is {step!r}, not a number: steps cannot be told apart")
+            if step in self._whole:
+                raise InputError(
+                    f"{place}: rollout {step} comes again after later ones: the run was started again, which needs a "
+                    "folder of its own, or watch this one again from its beginning"
+                )
+            self._rows.setdefault(step, {}).setdefault(path, []).append((place, row))
+
+    def _step(self, step: int) -> WatchedStep:
+        of_step = self._rows.pop(step)
+        self._whole.add(step)
+        samples = tuple(samples_of_lines(lines) for path, lines in of_step.items() if path.name == _SAMPLES)
+        exchanges = tuple(
+            Exchange.from_json(row, place)
+            for path, lines in of_step.items()
+            if path.name == _EXCHANGES
+            for place, row in lines
+        )
+        return WatchedStep(self._name, step, samples, exchanges)
+
+    def ended(self) -> bool:
+        """A recording does not say that it ends."""
+        return False
+
+    def rest(self) -> Iterator[WatchedStep]:
+        """The last rollout, of which more may come."""
+        for step in sorted(self._rows):
+            yield self._step(step)
+
+
+def watch(follower: Follower, start: Watch, *, once: bool, sleep: float = POLL_SECONDS) -> Iterator[Watch]:
+    """What has been seen after each step, until it suffices either way or nothing more will come.
+
+    Args:
+        follower: Where steps come from.
+        start: Before the first step.
+        once: Takes what is there and does not wait.
+        sleep: Seconds between two looks for more.
+
+    Raises:
+        InputError: A file cannot be read.
+    """
+    seen = start
+    while True:
+        ended = once or follower.ended()
+        for step in follower.poll():
+            seen = seen.update(step)
+            yield seen
+            if seen.verdict is not Verdict.INCONCLUSIVE:
+                return
+        if ended:
+            break
+        time.sleep(sleep)
+    for step in follower.rest():
+        seen = seen.update(step)
+        yield seen
+
+
+@dataclass(frozen=True, slots=True)
+class WatchResult:
+    """What a watched recording shows: the whole contract, checked again from the files, and the evidence so far.
+
+    Attributes:
+        findings: Of both.
+        counts: How many samples, groups and exchanges were checked.
+        judgement: The verdict and what it rests on.
+    """
+
+    findings: tuple[Finding, ...]
+    counts: Mapping[str, int]
+    judgement: Judgement
+
+    def to_json(self) -> dict[str, Any]:
+        """The result in the format of `--json`."""
+        return {
+            "verdict": self.judgement.verdict.value,
+            "reasons": list(self.judgement.reasons),
+            "counts": dict(self.counts),
+            "findings": [finding.to_json() for finding in self.findings],
+        }
+
+
+def judge_recording(directory: Path, seen: Watch) -> WatchResult:
+    """The verdict on a host's recording.
+
+    Raises:
+        InputError: A file cannot be read.
+    """
+    checked = check_sources([str(directory)])
+    found = [*map(partial(_of_last, seen.step), checked.findings), *_unread(checked)]
+    for trajectory in seen.trajectories.values():
+        found += trajectory_findings(trajectory)
+    if not seen.trajectories:
+        message = (
+            f"no group's arm was drawn between two arms in {quantity(seen.steps, 'steps')}: "
+            "assign them by probe or switchback"
+        )
+        found.append(Finding("trajectory_evidence", Level.SAMPLING, Status.NOT_COMPARED, message))
+    return WatchResult(tuple(found), checked.counts, judge(found))
+
+
+def _of_last(last: int | None, finding: Finding) -> Finding:
+    """The last rollout may still be going on: its answers are recorded as they come, its samples once scored."""
+    step = finding.where.rollout_id
+    if not finding.fails or finding.check != ANSWERED or step is None or last is None or step < last:
+        return finding
+    message = f"{finding.message}; the last rollout recorded may still be going on: look again"
+    return replace(finding, status=Status.INCONCLUSIVE, message=message)
+
+
+def _unread(checked: CheckResult) -> list[Finding]:
+    """Files that could not be read whole leave the contract open."""
+    return [
+        Finding("files_read", Level.CONTRACT, Status.INCONCLUSIVE, f"{one.path}: {one.reason}")
+        for one in checked.omissions
+        if one.damaged
+    ]

@@ -1,1 +1,0 @@
-"""The parts of `parity.contract_checks`: one module a subject."""

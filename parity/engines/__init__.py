@@ -1,0 +1,91 @@
+"""Who answers /generate: the embedded engine, the real SGLang, several of either behind the real router, or a URL."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from parity.engines import sglang
+from parity.engines.client import EngineClient
+from parity.engines.fleet import Fleet
+from parity.engines.process import Engine, EngineProcess, Progress
+from parity.engines.remote import RemoteEngine, remote_engine
+from parity.engines.router import check_router
+from parity.errors import UsageError
+
+__all__ = ["Engine", "EngineClient", "EngineProcess", "Fleet", "RemoteEngine", "check_fleet", "open_engine"]
+
+EMBEDDED_START_TIMEOUT = 300.0
+
+
+def open_engine(
+    spec: str,
+    model_path: Path,
+    log_dir: Path,
+    *,
+    control: bool = False,
+    progress: Progress | None = None,
+    workers: int = 1,
+    router: str | None = None,
+) -> EngineProcess | Fleet | RemoteEngine:
+    """Starts an engine and blocks until it is healthy; or refers to one that somebody else runs.
+
+    Args:
+        spec: `embedded`, `sglang`, or the URL of a deployment.
+        model_path: The Hugging Face checkpoint to serve; not looked at for a URL.
+        log_dir: Where the engine's log is appended to.
+        control: Whether the control endpoints of a deployment at a URL may be used; an engine started here is always
+            under control.
+        progress: Told about the start about once a second: seconds so far, last line of the log.
+        workers: How many engines to start; several get a router.
+        router: The router's policy; by default `round_robin` for several workers, and no router for one.
+
+    Raises:
+        UsageError: `spec` is none of these, or there can be no such router.
+        EngineError: The engine did not come up; the message ends with its log.
+    """
+    policy = check_fleet(spec, workers, router)
+    if "://" in spec:
+        return remote_engine(spec, control=control)
+    processes = [_process(spec, f"{spec}-{index}", model_path, log_dir, progress) for index in range(workers)]
+    engine = processes[0] if policy is None else Fleet(processes, policy, log_dir, progress)
+    engine.start()
+    return engine
+
+
+def check_fleet(spec: str, workers: int, router: str | None) -> str | None:
+    """The policy of the router in front of so many workers; None where there is to be no router.
+
+    Raises:
+        UsageError: There can be no such workers or router.
+    """
+    if "://" in spec and (workers != 1 or router is not None):
+        raise UsageError(f"workers and a router are for engines started here; {spec} is a deployment as it is")
+    return check_router(workers, router)
+
+
+def _process(spec: str, engine_id: str, model_path: Path, log_dir: Path, progress: Progress | None) -> EngineProcess:
+    """One engine, not started yet."""
+    if spec == "embedded":
+        return EngineProcess(
+            engine_id,
+            lambda port: [
+                *(sys.executable, "-m", "parity.engines.embedded"),
+                *("--model-path", str(model_path), "--host", "127.0.0.1", "--port", str(port)),
+            ],
+            environment={"PYTHONUNBUFFERED": "1"},
+            log_dir=log_dir,
+            start_timeout=EMBEDDED_START_TIMEOUT,
+            progress=progress,
+        )
+    if spec == "sglang":
+        python = sglang.find_python()
+        return EngineProcess(
+            engine_id,
+            lambda port: sglang.command(python, model_path, port),
+            environment=sglang.ENVIRONMENT,
+            log_dir=log_dir,
+            start_timeout=sglang.START_TIMEOUT,
+            progress=progress,
+        )
+    raise UsageError(f"no engine {spec!r}: expected embedded, sglang or a URL")

@@ -1,0 +1,68 @@
+"""`python -m parity.engines.embedded`: serves a checkpoint directory until SIGTERM or SIGINT."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+
+import torch
+from aiohttp import web
+
+from parity.engines.embedded.model import CheckpointError
+from parity.engines.embedded.server import Engine, build_app
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Serves; 0 after a signal, 2 when the checkpoint cannot be served or the port is taken."""
+    parser = argparse.ArgumentParser(
+        prog="python -m parity.engines.embedded", description="Serve a Qwen2 or Qwen2.5-VL checkpoint on the CPU."
+    )
+    parser.add_argument("--model-path", type=Path, required=True, help="Hugging Face checkpoint directory")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=30000, help="0 takes a free one")
+    parser.add_argument("--port-file", type=Path, help="write the bound port there once ready")
+    parser.add_argument("--threads", type=int, default=2, help="threads of the forward pass")
+    parser.add_argument("--max-running-requests", type=int, default=512, help="sequences that run at once")
+    options = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
+    torch.set_num_threads(options.threads)
+    try:
+        asyncio.run(
+            _serve(options.model_path, options.host, options.port, options.port_file, options.max_running_requests)
+        )
+    except (CheckpointError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+async def _serve(path: Path, host: str, port: int, port_file: Path | None, max_running: int) -> None:
+    stopped = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    engine = Engine(path, max_running)
+    runner = web.AppRunner(build_app(engine), handler_cancellation=True, shutdown_timeout=0.5)
+    await runner.setup()
+    site = web.TCPSite(runner, host, port)
+    await site.start()
+    bound = runner.addresses[0][1]
+    print(f"listening on http://{host}:{bound}", flush=True)
+    if port_file:
+        scratch = port_file.with_name(port_file.name + ".new")
+        scratch.write_text(f"{bound}\n")
+        os.replace(scratch, port_file)
+    try:
+        await stopped.wait()
+    finally:
+        engine.stop()
+        await runner.cleanup()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,68 @@
+"""An engine that somebody else runs: asked for samples, and otherwise left alone."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from urllib.parse import SplitResult, urlsplit
+
+from parity.engines.client import EngineClient
+from parity.errors import EngineError, UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteEngine:
+    """A deployment at a URL that was given.
+
+    With `control`, its weights may be updated and its requests aborted. An update names a checkpoint directory of this
+    machine, so the deployment must see the same file system.
+    """
+
+    url: str
+    engine_id: str
+    control: bool
+
+    def client(self) -> EngineClient:
+        """A client for it; its control endpoints are refused unless `control`."""
+        return EngineClient(self.url, self.engine_id, control=self.control)
+
+    def alive(self) -> bool:
+        """True: whoever runs it knows; `client().health()` asks."""
+        return True
+
+    def revive(self) -> tuple[str, ...]:
+        """Nothing, where it answers; to restart it is not ours to do.
+
+        Raises:
+            EngineError: It does not answer.
+        """
+        if not asyncio.run(self._answers()):
+            raise EngineError(f"engine {self.engine_id} does not answer, and is not ours to restart: {self.url}")
+        return ()
+
+    async def _answers(self) -> bool:
+        async with self.client() as client:
+            return await client.health()
+
+    def stop(self) -> None:
+        """Leaves it running."""
+
+
+def remote_engine(url: str, *, control: bool) -> RemoteEngine:
+    """The engine at `url`, named after its host and port.
+
+    Raises:
+        UsageError: It is no http or https URL of a server.
+    """
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or not _port_is_sound(parts):
+        raise UsageError(f"{url!r} is no engine: expected http://HOST:PORT")
+    return RemoteEngine(url.rstrip("/"), parts.netloc.rpartition("@")[2], control)
+
+
+def _port_is_sound(parts: SplitResult) -> bool:
+    """Whether the port is absent or a number below 65536; `urllib` looks at it only when it is read."""
+    try:
+        return parts.port != 0
+    except ValueError:
+        return False

@@ -1,0 +1,433 @@
+"""How much evidence a margin needs: groups at fixed weights, groups inside one run, runs; and what that costs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from math import ceil
+from typing import Any
+
+import numpy as np
+
+from parity.errors import InputError, UsageError
+from parity.evidence.sampling.groups import groups_needed
+from parity.evidence.sampling.margin import CLIP, groups_for_margin
+from parity.evidence.sampling.power import (
+    GroupPowerRow,
+    PowerRow,
+    simulate_fixed_groups,
+    simulate_power,
+    simulate_watched_groups,
+)
+from parity.evidence.sampling.sequential import groups_for_sequence
+from parity.evidence.sampling.set_size import RELATIVE, SAMPLING_MARGINS, sample_values
+from parity.evidence.sampling.watched import BOUNDED
+from parity.evidence.two_samples import runs_needed
+from parity.findings import quantity
+from parity.metrics import RunCurves, align, late_mean
+from parity.records.samples import Rollout
+
+TWIN_STEPS = 20
+PROBE_SHARE = 0.125
+"""The part of a step's prompts that a probe asks in both arms."""
+
+GROUP_COUNTS = (64, 256, 1024, 4096)
+RUN_COUNTS = (2, 3, 5, 8, 10)
+IN_PROPORTION = 1e6
+"""How far a margin may be from what varies, either way; beyond, no plan is of use and squares leave a float's range."""
+LEAST_SPREAD = 1e-6
+"""In margins: a smaller spread, as of a baseline that never truncates, counts as that, since t needs some."""
+REPETITIONS = 2000
+
+RUN_METRICS: Mapping[str, str] = {
+    "reward": "rollout/raw_reward",
+    "response_length": "rollout/response_len/mean",
+    "truncated": "rollout/truncated_ratio",
+}
+"""The curve of a metric of samples."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How much one metric varies, in its own unit; None for what is not known.
+
+    Attributes:
+        metric: Its name, as in `SAMPLING_MARGINS`.
+        mean: Over all samples.
+        group: Standard deviation of the difference of two arms' means over the same prompt.
+        prompt: Standard deviation of a group's mean, prompts included.
+        run: Standard deviation between runs of one arm, of the mean over the later half.
+        source: Where the numbers are from.
+    """
+
+    metric: str
+    mean: float | None = None
+    group: float | None = None
+    prompt: float | None = None
+    run: float | None = None
+    source: str = "stated"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What a training step is.
+
+    Attributes:
+        group_size: Samples a prompt.
+        groups_per_step: Prompts a step.
+        steps: Steps of a run.
+        seconds_per_step: Of one step, or None.
+        gpus: Of the whole job, or None.
+        reward_range: The least and the largest reward there can be.
+    """
+
+    group_size: int = 8
+    groups_per_step: int = 16
+    steps: int = 100
+    seconds_per_step: float | None = None
+    gpus: int | None = None
+    reward_range: tuple[float, float] = (0.0, 1.0)
+
+    def __post_init__(self) -> None:
+        low, high = self.reward_range
+        if not 0 < high - low < np.inf:
+            raise UsageError(f"--reward-range {low:g} {high:g}: the lowest, then the highest reward")
+        for name in ("group_size", "groups_per_step", "steps", "seconds_per_step", "gpus"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < np.inf:
+                raise UsageError(f"--{name.replace('_', '-')} must be above 0 and finite, not {value}")
+
+    def gpu_hours(self, steps: float) -> float | None:
+        """GPU-hours of so many steps; None where no rate is known."""
+        if self.seconds_per_step is None or self.gpus is None:
+            return None
+        return steps * self.seconds_per_step * self.gpus / 3600
+
+
+@dataclass(frozen=True, slots=True)
+class Design:
+    """One way to get evidence, and what it takes; None for what its input does not say.
+
+    Attributes:
+        name: ``twin``, ``sample``, ``probe``, ``switchback`` or ``paired``.
+        shows: What a PARITY of it means.
+        amount: How much it takes, in words.
+        groups: Prompt groups, over all arms and runs.
+        steps: Training steps in all, or as many rollouts.
+        requests: Requests of the native arm and the per-sample arm together.
+        gpu_hours: At the rate given.
+        shows_margin: Whether it shows the margin, and is known to be able to.
+    """
+
+    name: str
+    shows: str
+    amount: str
+    groups: int | None = None
+    steps: int | None = None
+    requests: int | None = None
+    gpu_hours: float | None = None
+    shows_margin: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class MetricPlan:
+    """One metric's margin and what it needs; the power is by simulation.
+
+    Attributes:
+        spread: How much it varies.
+        margin: The largest difference that does not matter, in the metric's unit.
+        bound: The largest difference of a group that evidence is prepared for, in that unit.
+        watched_groups: Groups that sampling typically takes until watched evidence shows PARITY of equal arms.
+        fixed_groups: Groups of a set size with 80 % power for it.
+        runs: Runs an arm with 80 % power for it, or None above 1,000 or where the spread is not known.
+        group_power: Shares of verdicts, by number of groups and true difference.
+        run_power: The same by runs.
+    """
+
+    spread: Spread
+    margin: float
+    bound: float
+    watched_groups: int | None
+    fixed_groups: int | None
+    runs: int | None
+    group_power: tuple[GroupPowerRow, ...]
+    run_power: tuple[PowerRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to run.
+
+    Attributes:
+        setting: What a step is.
+        metrics: By metric; a design must do for all of them.
+        designs: From the cheapest kind to the dearest.
+        cheapest: The name of the cheapest one that shows every margin, or None.
+        warnings: What is not known, or was assumed.
+    """
+
+    setting: Setting
+    metrics: tuple[MetricPlan, ...]
+    designs: tuple[Design, ...]
+    cheapest: str | None
+    warnings: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan as JSON-compatible data."""
+        return asdict(self)
+
+
+def group_spreads(rollouts: Sequence[Rollout], source: str) -> dict[str, Spread]:
+    """How much each metric of samples varies inside and between prompt groups, from groups of two or more.
+
+    The arms' means over one prompt differ with variance 2 / n times the variance inside a group, n samples each.
+    """
+    found = {}
+    for metric in SAMPLING_MARGINS:
+        groups = [group for rollout in rollouts for group in _groups(rollout, metric) if len(group) > 1]
+        if metric == "constant_reward" or len(groups) < 2:
+            continue
+        size = float(np.mean([len(group) for group in groups]))
+        inside = float(np.mean([group.var(ddof=1) for group in groups]))
+        means = np.array([group.mean() for group in groups])
+        spread = float(np.sqrt(2 * inside / size)), float(means.std(ddof=1))
+        found[metric] = Spread(metric, float(means.mean()), *spread, None, f"{source}, {len(groups)} groups")
+    return found
+
+
+def _groups(rollout: Rollout, metric: str) -> list[Any]:
+    """The values of each group of a rollout; nothing where a sample lacks the metric."""
+    values = sample_values(rollout, metric)
+    if values is None or not len(values):
+        return []
+    keys = np.stack([rollout.integers("rollout_id"), rollout.integers("group_index")], axis=1)
+    _, group = np.unique(keys, axis=0, return_inverse=True)
+    order = np.argsort(group.ravel(), kind="stable")
+    return np.split(values[order], np.cumsum(np.bincount(group.ravel()))[:-1])
+
+
+def run_spreads(runs: Sequence[RunCurves], source: str) -> dict[str, Spread]:
+    """How much the mean over the later half of a run varies between runs of one arm, by metric of samples."""
+    found = {}
+    for metric, name in RUN_METRICS.items():
+        curves = [run[name] for run in runs if name in run]
+        if len(curves) < 2:
+            continue
+        aligned = align(curves)
+        values = late_mean(aligned) if len(aligned.steps) else np.zeros(0)
+        if len(values) and np.isfinite(values).all():
+            said = f"{source}, {len(curves)} runs"
+            found[metric] = Spread(metric, float(values.mean()), None, None, float(values.std(ddof=1)), said)
+    return found
+
+
+def merged(first: Mapping[str, Spread], second: Mapping[str, Spread]) -> dict[str, Spread]:
+    """What either knows of each metric; where both do, the first."""
+    result = {}
+    for metric in [*first, *(name for name in second if name not in first)]:
+        ours, theirs = first.get(metric, Spread(metric)), second.get(metric, Spread(metric))
+        known = {
+            name: getattr(ours, name) if getattr(ours, name) is not None else getattr(theirs, name)
+            for name in ("mean", "group", "prompt", "run")
+        }
+        sources = dict.fromkeys(one[metric].source for one in (first, second) if metric in one)
+        result[metric] = Spread(metric, **known, source="; ".join(sources))
+    return result
+
+
+def plan(
+    margins: Mapping[str, float], spreads: Mapping[str, Spread], setting: Setting, rng: np.random.Generator
+) -> Plan:
+    """What each design takes to show margins, and the cheapest one that does.
+
+    Args:
+        margins: The largest difference that does not matter, by metric, as in `SAMPLING_MARGINS`.
+        spreads: How much each of them varies. A reward of 0 or 1 can vary no more than is assumed without.
+        setting: What a step is.
+        rng: Source of the simulations.
+
+    Raises:
+        UsageError: A metric is unknown, a margin is not positive or out of proportion, or nothing is known of how a
+            metric varies.
+        InputError: A spread is negative or not finite, or a mean is not finite.
+    """
+    if unknown := sorted(set(margins) - set(SAMPLING_MARGINS)):
+        raise UsageError(f"no margins are known for {unknown}, only for {sorted(SAMPLING_MARGINS)}")
+    if not margins:
+        raise UsageError("a plan needs a margin: --margin METRIC=VALUE")
+    warnings: list[str] = []
+    planned = []
+    for metric, margin in margins.items():
+        if not 0 < margin < np.inf:
+            raise UsageError(f"the margin of {metric} must be above 0 and finite, not {margin}")
+        spread = spreads.get(metric) or _largest(metric, setting, warnings)
+        planned.append(_metric_plan(spread, _absolute(margin, spread), _bound(spread, setting), rng))
+        warnings += _outside(planned[-1], setting)
+    designs = _designs(planned, setting)
+    cheapest = next((design.name for design in designs if design.shows_margin), None)
+    unknown_runs = [one.spread.metric for one in planned if one.spread.run is None]
+    if unknown_runs:
+        warnings.append(f"the spread between runs of {', '.join(unknown_runs)} is not known: --history or --sigma-run")
+    return Plan(setting, tuple(planned), tuple(designs), cheapest, tuple(warnings))
+
+
+def _outside(planned: MetricPlan, setting: Setting) -> list[str]:
+    """That values do not lie where they are taken to, as far as can be told."""
+    spread, bound = planned.spread, planned.bound
+    low, high = setting.reward_range if spread.metric == "reward" else (0.0, 1.0)
+    inside = planned.margin < bound and (spread.group or 0) <= bound
+    if spread.metric not in BOUNDED or (inside and (spread.mean is None or low <= spread.mean <= high)):
+        return []
+    more = ": more groups are needed where it is wider, say --reward-range" if spread.metric == "reward" else ""
+    return [f"{spread.metric}: taken to lie from {low:g} to {high:g}, which its margin, mean or sigma does not{more}"]
+
+
+def _largest(metric: str, setting: Setting, warnings: list[str]) -> Spread:
+    """The spread of values that are one or the other end of their range, as often as not."""
+    if metric not in ("reward", "truncated", "aborted"):
+        raise UsageError(f"how much {metric} varies is not known: give --history, or --sigma {metric}=VALUE")
+    low, high = setting.reward_range if metric == "reward" else (0.0, 1.0)
+    ends = f"a value of {low:g} or {high:g}"
+    warnings.append(f"{metric}: taken to vary as much as {ends} can; --history or --sigma says less")
+    width = high - low
+    group = width * float(np.sqrt(0.5 / setting.group_size))
+    return Spread(metric, None, group, width / 2, None, f"the largest of {ends}")
+
+
+def _absolute(margin: float, spread: Spread) -> float:
+    if spread.mean is not None and not np.isfinite(spread.mean):
+        raise InputError(f"{spread.metric}: the mean is {spread.mean}, no finite number")
+    if spread.metric not in RELATIVE:
+        return margin
+    if not spread.mean:
+        raise UsageError(
+            f"the margin of {spread.metric} is a share of its mean, which is not known: give --history, or --mean "
+            f"{spread.metric}=VALUE"
+        )
+    return margin * abs(spread.mean)
+
+
+def _metric_plan(spread: Spread, margin: float, bound: float, rng: np.random.Generator) -> MetricPlan:
+    for name in ("group", "prompt", "run"):
+        value = getattr(spread, name)
+        if value is not None and not 0 <= value < np.inf:
+            raise InputError(f"{spread.metric}: the {name} spread is {value}, no standard deviation")
+    varies = max(bound, *(value or 0.0 for value in (spread.group, spread.prompt, spread.run)))
+    if not 1 / IN_PROPORTION <= margin / varies <= IN_PROPORTION:
+        raise UsageError(
+            f"{spread.metric}: a margin of {margin:g} is out of proportion to values that vary by {varies:g}"
+        )
+    groups, runs = (_some(value, margin) for value in (spread.group, spread.run))
+    group_power: list[GroupPowerRow] = []
+    if groups:
+        for count in GROUP_COUNTS:
+            group_power += simulate_fixed_groups(groups, count, margin, (0.0, margin), rng, REPETITIONS)
+        bounded = spread.metric in BOUNDED
+        limit, effects = GROUP_COUNTS[-1], (0.0, margin)
+        group_power += simulate_watched_groups(groups, limit, margin, effects, rng, bound, bounded)
+    run_power = [row for n in RUN_COUNTS for row in simulate_power(runs, n, margin, (0.0, margin), rng)] if runs else []
+    return MetricPlan(
+        spread,
+        margin,
+        bound,
+        groups_for_margin(groups, margin, bound) if groups else None,
+        max(2, groups_needed(groups, margin)) if groups else None,
+        runs_needed(runs, margin) if runs else None,
+        tuple(group_power),
+        tuple(run_power),
+    )
+
+
+def _some(deviation: float | None, margin: float) -> float | None:
+    return None if deviation is None else max(deviation, LEAST_SPREAD * margin)
+
+
+def _bound(spread: Spread, setting: Setting) -> float:
+    """The largest difference of a group that evidence is prepared for."""
+    if spread.metric == "reward":
+        return setting.reward_range[1] - setting.reward_range[0]
+    return 1.0 if spread.metric in BOUNDED else CLIP * abs(spread.mean or 0.0)
+
+
+def _designs(planned: Sequence[MetricPlan], setting: Setting) -> list[Design]:
+    return [_twin(setting), _sample(planned, setting), *_in_one_run(planned, setting), _paired(planned, setting)]
+
+
+def _requests(groups: int, setting: Setting) -> int:
+    """Of groups asked half natively, with one request, and half with one a sample."""
+    return ceil(groups * (1 + setting.group_size) / 2)
+
+
+def _twin(setting: Setting) -> Design:
+    steps, groups = 2 * TWIN_STEPS, 2 * TWIN_STEPS * setting.groups_per_step
+    return Design(
+        "twin",
+        "both code paths give the same, bit for bit; says nothing of a margin; needs reproducible seeds",
+        f"1 pair of {TWIN_STEPS} steps",
+        groups,
+        steps,
+        _requests(groups, setting),
+        setting.gpu_hours(steps),
+    )
+
+
+def _sample(planned: Sequence[MetricPlan], setting: Setting) -> Design:
+    shows = "both arms sample the same groups at fixed weights"
+    needed = _most(one.watched_groups for one in planned)
+    if needed is None:
+        return Design("sample", shows, "the spread of groups is not known")
+    steps = ceil(2 * needed / setting.groups_per_step)
+    amount = f"about {quantity(needed, 'groups')} in each arm, fewer if the answer is clear"
+    cost = _requests(2 * needed, setting), setting.gpu_hours(steps)
+    return Design("sample", shows, amount, 2 * needed, steps, *cost, True)
+
+
+def _in_one_run(planned: Sequence[MetricPlan], setting: Setting) -> list[Design]:
+    """Probe and switchback: the arm is drawn by group inside one training run."""
+    shows = "both arms sample the same groups along one run"
+    found = []
+    pairs = _most(_mixed_groups(one, one.spread.group, one.margin) for one in planned)
+    if pairs is None:
+        found.append(Design("probe", shows, "the spread of groups is not known"))
+    else:
+        probed = max(1, round(PROBE_SHARE * setting.groups_per_step))
+        steps = ceil(pairs / probed)
+        groups = steps * (setting.groups_per_step + probed)
+        amount = f"1 run of {quantity(steps, 'steps')} with {quantity(probed, 'prompts')} a step in both arms"
+        # Only the probed prompts go both ways; the rest go one request a sample.
+        requests = steps * (setting.groups_per_step * setting.group_size + probed)
+        hours = setting.gpu_hours(steps * (1 + probed / setting.groups_per_step))
+        found.append(Design("probe", shows, amount, groups, steps, requests, hours, True))
+    known = [one for one in planned if one.spread.prompt is not None]
+    # The mean of an increment, a group's mean with the sign of its arm, is half of the difference.
+    switched = _most(_mixed_groups(one, one.spread.prompt, one.margin / 2) for one in known)
+    if switched is None or len(known) < len(planned):
+        return [*found, Design("switchback", shows, "the spread of groups between prompts is not known")]
+    steps = ceil(switched / setting.groups_per_step)
+    groups = steps * setting.groups_per_step
+    amount = f"1 run of {quantity(steps, 'steps')}, the arm drawn for each group"
+    cost = _requests(groups, setting), setting.gpu_hours(steps)
+    return [*found, Design("switchback", shows, amount, groups, steps, *cost, True)]
+
+
+def _mixed_groups(one: MetricPlan, deviation: float | None, margin: float) -> int | None:
+    return groups_for_sequence(deviation / one.bound, margin / one.bound) if deviation is not None else None
+
+
+def _paired(planned: Sequence[MetricPlan], setting: Setting) -> Design:
+    shows = f"whole runs of {quantity(setting.steps, 'steps')} train alike"
+    needed = _most(one.runs for one in planned)
+    if needed is None:
+        known = all(one.spread.run is not None for one in planned)
+        return Design("paired", shows, "more than 1,000 runs" if known else "the spread of runs is not known")
+    steps = 2 * needed * setting.steps
+    groups = steps * setting.groups_per_step
+    amount = f"{needed} seeds in each arm, {quantity(setting.steps, 'steps')} each"
+    cost = _requests(groups, setting), setting.gpu_hours(steps)
+    return Design("paired", shows, amount, groups, steps, *cost, True)
+
+
+def _most(needed: Any) -> int | None:
+    """The largest of what the metrics need; None if one of them is not known, or there is none."""
+    numbers = list(needed)
+    return None if None in numbers or not numbers else max(numbers)

@@ -1,0 +1,4 @@
+"""L2: whether the same responses lead to the same samples, advantages, loss and gradients.
+
+Recordings are served by `parity.engines`.
+"""

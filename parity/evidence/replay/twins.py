@@ -1,0 +1,328 @@
+"""L2, the replay: the same responses through both arms must give the same samples, advantages, loss and gradients.
+
+Two ways to give both arms the same responses: a *twin*, where the engine samples with a seed for each (step, group,
+slot), and a *recording*, which is served to both arms in place of an engine. Either way the arms are then compared bit
+for bit.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from parity.errors import InputError
+from parity.evidence.contract.requests import prompt_key
+from parity.findings import Finding, Level, Status, Where, quantity
+from parity.records.exchanges import Exchange
+from parity.records.samples import SCHEMA, Rollout
+from rollout_patch import Post
+
+COMPARED = (
+    "prompt_ids",
+    "media_sha256",
+    "prompt_tokens",
+    "max_new_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "sampling_seed",
+    "output_ids",
+    "logprobs",
+    "text",
+    "finish_reason",
+    "response_length",
+    "weight_versions",
+    "status",
+    "loss_mask",
+    "reward",
+    "advantage",
+)
+"""Sample fields that must be equal bit for bit, causes before effects: all but how it was asked, who answered, what was
+cached, and `extra`.
+
+Weight versions are compared by which samples share one: each run may name its own."""
+
+NOT_REPLAYED = ("perf/", "rollout_patch/")
+"""Prefixes of metrics of time and of requests, which are no evidence of replay; neither is the cache's hit rate."""
+
+ARM_SPECIFIC_METRICS = ("rollout/prefix_cache_hit_rate", "rollout/avg_cached_tokens_per_sample")
+
+_Keys = npt.NDArray[np.int64]
+
+
+def compare_twins(
+    baseline: Rollout,
+    experiment: Rollout,
+    metrics_baseline: Sequence[Mapping[str, Any]] = (),
+    metrics_experiment: Sequence[Mapping[str, Any]] = (),
+) -> list[Finding]:
+    """Compares two arms that were given the same responses, bit for bit.
+
+    Args:
+        baseline: The samples of all steps; `rollout_id` is the step.
+        experiment: The same of the other arm.
+        metrics_baseline: One mapping a step, with its number under `step`; metrics of time and cache are left out.
+        metrics_experiment: The same of the other arm.
+
+    Returns:
+        One finding a field and metric, `twin_<field>`, and `twin_samples` for the samples that only one arm has. Those
+        that fail come first, ordered by the step, group, slot and field where each first differs, so that the first
+        finding is the cause.
+    """
+    left, right = _sorted(baseline), _sorted(experiment)
+    found = [_presence(left, right)]
+    shared_left, shared_right = _shared(left, right)
+    for order, name in enumerate(COMPARED):
+        found.append(_column(name, order, shared_left, shared_right))
+    found += _metrics(metrics_baseline, metrics_experiment)
+    found.sort(key=lambda item: item[0])
+    return [finding for _, finding in found]
+
+
+_Placed = tuple[tuple[float, int, int, int, int], Finding]
+_LAST = (float("inf"), 0, 0, 0, 0)
+
+
+def _sorted(rollout: Rollout) -> Rollout:
+    order = [("rollout_id", "ascending"), ("group_index", "ascending"), ("index", "ascending")]
+    table = rollout.table.sort_by(order).combine_chunks()
+    place = table.column_names.index("weight_versions")
+    versions = pa.array(_renamed(table.column(place).to_pylist()), SCHEMA.field(place).type)
+    return Rollout(table.set_column(place, SCHEMA.field(place), versions))
+
+
+def _renamed(rows: Iterable[Sequence[str] | None]) -> list[list[str] | None]:
+    """Weight versions numbered in the order in which a run first has them."""
+    numbers: dict[str, str] = {}
+    return [None if row is None else [numbers.setdefault(name, f"#{len(numbers)}") for name in row] for row in rows]
+
+
+def _keys(rollout: Rollout) -> _Keys:
+    """(rows, 3): step, group and slot of each sample."""
+    return np.stack([rollout.integers(name) for name in ("rollout_id", "group_index", "index")], axis=1)
+
+
+def _where(key: Sequence[int], field: str) -> Where:
+    return Where(None, int(key[0]) if key[0] >= 0 else None, int(key[1]), int(key[2]), field)
+
+
+def _rows_by_key(rollout: Rollout) -> dict[tuple[int, ...], int]:
+    return {tuple(key): row for row, key in enumerate(_keys(rollout).tolist())}
+
+
+def _presence(left: Rollout, right: Rollout) -> _Placed:
+    """Whether both arms have the same samples, each once."""
+    a, b = _rows_by_key(left), _rows_by_key(right)
+    lone = sorted(a.keys() ^ b.keys())
+    repeated = len(left) - len(a) + len(right) - len(b)
+    evidence = {"checked": len(a.keys() | b.keys()), "failed": len(lone) + repeated}
+    if not lone and not repeated:
+        status = Status.PASS if a else Status.NOT_COMPARED
+        message = f"both arms have the same {quantity(len(a), 'samples')}"
+        return _LAST, _finding("samples", status, message, evidence=evidence)
+    key = lone[0] if lone else (-1, 0, 0)
+    has = ("one", "none") if key in a else ("none", "one")
+    message = f"{quantity(len(lone), 'samples')} in one arm only, {repeated} in an arm twice"
+    order = (float(key[0]), 0, key[1], key[2], -1)
+    return order, _finding("samples", Status.FAIL, message, _where(key, "index"), *has, evidence=evidence)
+
+
+def _shared(left: Rollout, right: Rollout) -> tuple[Rollout, Rollout]:
+    """The samples that both arms have, in the same order."""
+    a, b = _rows_by_key(left), _rows_by_key(right)
+    if a.keys() == b.keys() and len(a) == len(left) and len(b) == len(right):
+        return left, right
+    keys = sorted(a.keys() & b.keys())
+    return _take(left, [a[key] for key in keys]), _take(right, [b[key] for key in keys])
+
+
+def _take(rollout: Rollout, rows: Sequence[int]) -> Rollout:
+    return Rollout(rollout.table.take(pa.array(rows, pa.int64())))
+
+
+def _column(name: str, order: int, left: Rollout, right: Rollout) -> _Placed:
+    """Compares one column of the samples that both arms have."""
+    has_left, has_right = (side.table.column(name).is_valid().to_numpy(zero_copy_only=False) for side in (left, right))
+    differs = (has_left != has_right) | (has_left & has_right & _differing(name, left, right))
+    compared = int((has_left | has_right).sum())
+    evidence = {"checked": compared, "failed": int(differs.sum()), "not_compared": len(left) - compared}
+    if not compared:
+        return _LAST, _finding(name, Status.NOT_COMPARED, f"neither arm recorded {name}", evidence=evidence)
+    if not differs.any():
+        return _LAST, _finding(
+            name, Status.PASS, f"{name} is equal bit for bit in {quantity(compared, 'samples')}", evidence=evidence
+        )
+    row = int(np.argmax(differs))
+    key = _keys(left)[row].tolist()
+    a, b = (side.table.column(name)[row].as_py() for side in (left, right))
+    place, expected, observed = _first_entry(a, b)
+    where = _where(key, name)
+    values = f"{_short(expected)} in the baseline, {_short(observed)} in the experiment"
+    share = f"{int(differs.sum())} of {quantity(compared, 'samples')}"
+    message = f"{name} first differs at {where}{place}: {values} ({share} differ)"
+    finding = _finding(name, Status.FAIL, message, where, expected, observed, evidence=evidence)
+    return (float(key[0]), 0, key[1], key[2], order), finding
+
+
+def _differing(name: str, left: Rollout, right: Rollout) -> npt.NDArray[np.bool_]:
+    """Rows whose values are not the same bits, (rows,); nulls are not looked at."""
+    kind = SCHEMA.field(name).type
+    if pa.types.is_list(kind) and not pa.types.is_string(kind.value_type):
+        a, b = left.ragged(name), right.ragged(name)
+        differs: npt.NDArray[np.bool_] = a.lengths != b.lengths
+        alike = np.flatnonzero(~differs & (a.lengths > 0))
+        if len(a.values) == len(b.values) and not differs.any():
+            unequal = np.flatnonzero(_bits(a.values) != _bits(b.values))
+            differs[np.searchsorted(a.offsets, unequal, side="right") - 1] = True
+        else:
+            for row in alike.tolist():
+                differs[row] = not np.array_equal(_bits(a[row]), _bits(b[row]))
+        return differs
+    a_rows, b_rows = (side.table.column(name) for side in (left, right))
+    if pa.types.is_floating(kind):
+        bits_differ: npt.NDArray[np.bool_] = _bits(left.numbers(name)[0]) != _bits(right.numbers(name)[0])
+        return bits_differ
+    return np.fromiter(
+        (x != y for x, y in zip(a_rows.to_pylist(), b_rows.to_pylist(), strict=True)), np.bool_, len(left)
+    )
+
+
+def _bits(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Floats as the integers of their bits, so that -0.0 is not 0.0 and a NaN is itself."""
+    return values.view(f"i{values.itemsize}") if values.dtype.kind == "f" else values
+
+
+def _first_entry(a: Any, b: Any) -> tuple[str, Any, Any]:
+    """Where two values first differ: lists at an entry, or in length."""
+    if not isinstance(a, list) or not isinstance(b, list):
+        return "", a, b
+    shorter = min(len(a), len(b))
+    for place, (x, y) in enumerate(zip(a[:shorter], b[:shorter], strict=True)):
+        if repr(x) != repr(y):
+            return f", entry {place}", x, y
+    return ", length", len(a), len(b)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _metrics(left: Sequence[Mapping[str, Any]], right: Sequence[Mapping[str, Any]]) -> Iterator[_Placed]:
+    """Compares every metric, step by step."""
+    a, b = _by_step(left, "baseline"), _by_step(right, "experiment")
+    names = sorted({name for rows in (a, b) for row in rows.values() for name in row if _replayable(name)})
+    steps = sorted(a.keys() | b.keys())
+    if not names:
+        yield _LAST, _finding("metrics", Status.NOT_COMPARED, "no training metrics recorded")
+    for order, name in enumerate(names):
+        yield _metric(name, order, steps, a, b)
+
+
+_Steps = Mapping[int, Mapping[str, Any]]
+
+
+def _metric(name: str, order: int, steps: Sequence[int], a: _Steps, b: _Steps) -> _Placed:
+    pairs = [(step, a.get(step, {}).get(name), b.get(step, {}).get(name)) for step in steps]
+    pairs = [(step, x, y) for step, x, y in pairs if x is not None or y is not None]
+    wrong = [(step, x, y) for step, x, y in pairs if not _same(x, y)]
+    evidence = {"checked": len(pairs), "failed": len(wrong)}
+    if not wrong:
+        return _LAST, _finding(
+            name, Status.PASS, f"{name} is equal bit for bit in {quantity(len(pairs), 'steps')}", evidence=evidence
+        )
+    step, x, y = wrong[0]
+    where = Where(None, step, None, None, name)
+    message = f"{name} first differs at step {step}: {x!r} in the baseline, {y!r} in the experiment"
+    message += f" ({len(wrong)} of {quantity(len(pairs), 'steps')} differ)"
+    return (float(step), 1, 0, 0, order), _finding(name, Status.FAIL, message, where, x, y, evidence=evidence)
+
+
+def _same(x: Any, y: Any) -> bool:
+    """Equal numbers of one sign; a NaN equals nothing, itself included."""
+    return type(x) is type(y) and x == y and repr(x) == repr(y)
+
+
+def _replayable(name: str) -> bool:
+    return name != "step" and not name.startswith(NOT_REPLAYED) and name not in ARM_SPECIFIC_METRICS
+
+
+def _by_step(rows: Sequence[Mapping[str, Any]], side: str) -> dict[int, Mapping[str, Any]]:
+    steps: dict[int, Mapping[str, Any]] = {}
+    for number, row in enumerate(rows):
+        step = row.get("step")
+        if not isinstance(step, int) or step in steps:
+            raise InputError(
+                f"metrics of the {side}, record {number}: field 'step' is {step!r}, not a new whole number"
+            )
+        steps[step] = row
+    return steps
+
+
+def _finding(
+    name: str,
+    status: Status,
+    message: str,
+    where: Where | None = None,
+    expected: Any = None,
+    observed: Any = None,
+    evidence: Mapping[str, Any] | None = None,
+) -> Finding:
+    return Finding(
+        f"twin_{name}", Level.REPLAY, status, message, where or Where(), expected, observed, evidence=evidence or {}
+    )
+
+
+# --- a recording in place of an engine
+
+
+def replaying_post(exchanges: Iterable[Exchange]) -> Post:
+    """A `post` that answers any arm's requests from one recording, so that both arms get the same responses.
+
+    Outputs are kept by prompt, in the order of rollout, group and the time of sending, whatever form they were recorded
+    in, and given out in that order, each once, in the form that the request asks for: an object for one prompt with n =
+    1, else a list, prompt-major. Requests for one prompt are answered in the order of their arrival, so the samples of
+    a group must be asked for in the order of their slots.
+
+    Args:
+        exchanges: A recording; only what was answered with status 200 is used.
+
+    Raises:
+        InputError: (when called) the recording has no outputs left for a prompt.
+    """
+    outputs = _outputs_by_prompt(exchanges)
+
+    async def post(payload: Mapping[str, Any], headers: Mapping[str, str]) -> Any:
+        request = Exchange(payload, 200, None)
+        n, prompts = max(request.n, 1), request.prompts
+        keys = [prompt_key(request, number) for number in range(len(prompts))]
+        for key in dict.fromkeys(keys):
+            wanted, left = n * keys.count(key), len(outputs.get(key, ()))
+            if left < wanted:
+                raise InputError(
+                    f"the recording has {quantity(left, 'outputs')} left for prompt {_short(key)}, {wanted} asked for"
+                )
+        answers = [outputs[key].popleft() for key in keys for _ in range(n)]
+        return answers if request.is_batch or n > 1 else answers[0]
+
+    return post
+
+
+def _outputs_by_prompt(exchanges: Iterable[Exchange]) -> dict[str, deque[Any]]:
+    answered = [exchange for exchange in exchanges if exchange.status == 200]
+    answered.sort(key=lambda item: (item.rollout_id or 0, item.group_index or 0, item.sent_at or 0.0))
+    outputs: dict[str, deque[Any]] = {}
+    for exchange in answered:
+        n, received = max(exchange.n, 1), exchange.outputs
+        if len(received) != n * len(exchange.prompts):
+            asked = f"{quantity(len(exchange.prompts), 'prompts')} with n = {n}"
+            place = f"recorded exchange of step {exchange.rollout_id}, group {exchange.group_index}"
+            raise InputError(f"{place}: field 'response' holds {quantity(len(received), 'outputs')} for {asked}")
+        for slot, output in enumerate(received):
+            outputs.setdefault(prompt_key(exchange, slot // n), deque()).append(output)
+    return outputs

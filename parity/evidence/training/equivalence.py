@@ -1,0 +1,386 @@
+"""Do runs of two arms train alike? One number a run and metric, the margin stated first (L3)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from parity.errors import UsageError
+from parity.evidence.metric_findings import STATUS_OF_VERDICT, metric_finding
+from parity.evidence.multiplicity import benjamini_hochberg, holm
+from parity.evidence.training.bands import FEWEST_RUNS, Band, curve_band
+from parity.evidence.two_samples import (
+    MOST_RUNS,
+    RunComparison,
+    compare_runs,
+    difference_test,
+    margin_from_history,
+    runs_needed,
+    verdict_of,
+)
+from parity.evidence.values import ALPHA, Floats, Interval, RunValues
+from parity.findings import Finding, Level, Severity, Status, Verdict, Where, quantity
+from parity.metrics import (
+    SAME,
+    AlignedRuns,
+    RunCurves,
+    align,
+    area_under_curve,
+    late_mean,
+    late_median,
+    late_median_log,
+)
+
+LARGEST_MISSING_SHARE = 0.1
+HEAVY_TAILED = frozenset({"train/grad_norm", "train/loss", "train/pg_loss"})
+FALSE_FLAGS = 0.1
+"""The share of false ones among the flags of secondary metrics (Benjamini and Hochberg)."""
+BAND_WIDTH = 9
+"""Steps that curves are smoothed over before they are compared step by step."""
+HISTORY = "2 standard deviations between runs of the history (80 % lower bound)"
+STATED = "stated"
+
+_training = partial(metric_finding, Level.TRAINING, "training_parity")
+
+
+@dataclass(frozen=True, slots=True)
+class Arms:
+    """The runs of a comparison: baseline, experiment, and earlier runs of the baseline, each with curves by metric."""
+
+    baseline: Sequence[RunCurves]
+    experiment: Sequence[RunCurves]
+    history: Sequence[RunCurves] = ()
+
+    @property
+    def sides(self) -> tuple[tuple[str, Sequence[RunCurves]], ...]:
+        """The two sides by name."""
+        return ("baseline", self.baseline), ("experiment", self.experiment)
+
+    def check(self) -> None:
+        """Refuses a side without runs.
+
+        Raises:
+            UsageError: An arm has no run.
+        """
+        if not self.baseline or not self.experiment:
+            counts = f"{len(self.baseline)} and {len(self.experiment)}"
+            raise UsageError(f"training is compared between runs, but there are {counts}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Compared:
+    """One metric of both arms with all that is said of it."""
+
+    aligned: AlignedRuns
+    comparison: RunComparison
+    summary: str
+    values: Floats
+    sides: tuple[int, int]
+    margin_source: str
+    band: Band | None
+
+
+def training_findings(
+    baseline: Sequence[RunCurves],
+    experiment: Sequence[RunCurves],
+    margins: Mapping[str, float | None],
+    minimum_steps: int = 30,
+    history: Sequence[RunCurves] = (),
+) -> list[Finding]:
+    """One finding a metric: do freely sampled runs of the two arms train alike?
+
+    Each run gives one number a metric, the mean over the later half of the steps that all runs have, or the median log
+    for the gradient norm. PASS is parity within the margin, FAIL a difference after Holm's correction over the metrics,
+    INCONCLUSIVE says how many more runs it takes. From four runs an arm on, a max-T band says where curves part. Seeded
+    twins are equal by construction and are no replicates: leave them out.
+
+    One run an arm decides nothing, unless there is a history: then the baseline's run joins it, and the one run of the
+    experiment is held to the prediction interval of one more run. That can show a difference, never parity.
+
+    Args:
+        baseline: Curves by metric of each run of the baseline, as `parity.metrics.curves_of_run` makes them.
+        experiment: The same of the experiment.
+        margins: The metrics that decide, each with the largest absolute difference that does not matter (in nats of its
+            log for the gradient norm), stated before the runs; `None` for twice the spread between runs of the history.
+        minimum_steps: Fewest common steps that a statement is made from.
+        history: Earlier runs of the baseline against itself.
+
+    Raises:
+        UsageError: An arm has no run, or a margin is not positive.
+        InputError: Two runs have the same name.
+    """
+    arms = Arms(baseline, experiment, history)
+    arms.check()
+    outcomes = {metric: _compare_metric(metric, arms, margin, minimum_steps) for metric, margin in margins.items()}
+    compared = {metric: outcome for metric, outcome in outcomes.items() if isinstance(outcome, _Compared)}
+    tested = {metric: outcome.comparison.p_difference for metric, outcome in compared.items()}
+    adjusted = holm({metric: p for metric, p in tested.items() if p is not None})
+    return [
+        outcome if isinstance(outcome, Finding) else _training_finding(outcome, adjusted.get(metric))
+        for metric, outcome in outcomes.items()
+    ]
+
+
+def lacking(metric: str, arms: Arms) -> dict[str, int]:
+    """By side, how many runs lack a metric; empty where all have it."""
+    counts = {side: sum(metric not in run for run in runs) for side, runs in arms.sides}
+    return counts if any(counts.values()) else {}
+
+
+def aligned_runs(metric: str, arms: Arms, minimum_steps: int) -> AlignedRuns | Finding:
+    """A metric of both arms and of the history that has it at their common steps, or why it cannot be summarised."""
+    if missing := lacking(metric, arms):
+        where = ", ".join(f"{quantity(count, 'runs')} of the {side}" for side, count in missing.items() if count)
+        everywhere = all(missing[side] == len(runs) for side, runs in arms.sides)
+        status = Status.NOT_COMPARED if everywhere else Status.INCONCLUSIVE
+        return _training(metric, status, f"{metric}: not recorded in {where}", {"lacking": missing})
+    earlier = [run[metric] for run in arms.history if metric in run]
+    aligned = align([*(run[metric] for run in (*arms.baseline, *arms.experiment)), *earlier])
+    evidence = {"steps": len(aligned.steps), "notes": list(aligned.notes())}
+    if len(aligned.steps) < minimum_steps:
+        message = f"{metric}: {quantity(len(aligned.steps), 'steps')} common to all runs, {minimum_steps} needed"
+        return _training(metric, Status.INCONCLUSIVE, message, evidence)
+    if aligned.missing_share > LARGEST_MISSING_SHARE:
+        message = f"{metric}: {aligned.missing_share:.0%} of the steps of the common range lack in some run"
+        return _training(metric, Status.INCONCLUSIVE, message, evidence)
+    values = summary_of(aligned)[1](aligned)
+    bad = [run for run, value in zip(aligned.runs, values, strict=True) if not np.isfinite(value)]
+    if aligned.not_finite or bad:
+        runs = ", ".join(aligned.not_finite or bad)
+        message = f"{metric}: NaN, infinite or without a logarithm in {runs}, so it cannot be summarised"
+        return _training(metric, Status.INCONCLUSIVE, message, evidence)
+    return aligned
+
+
+def summary_of(aligned: AlignedRuns) -> tuple[str, Callable[[AlignedRuns], Floats]]:
+    """How a run's steps become one number: the late mean, or with heavy tails the late median, in the log if it can."""
+    if aligned.metric not in HEAVY_TAILED:
+        return "late mean", late_mean
+    # A loss crosses 0 in sound runs; a gradient norm does not.
+    if aligned.metric == "train/grad_norm" or (aligned.values > 0).all():
+        return "late median of the log", late_median_log
+    return "late median", late_median
+
+
+def _compare_metric(metric: str, arms: Arms, margin: float | None, minimum_steps: int) -> Finding | _Compared:
+    aligned = aligned_runs(metric, arms, minimum_steps)
+    if isinstance(aligned, Finding):
+        return aligned
+    summary, summarise = summary_of(aligned)
+    values = summarise(aligned)
+    n0, n1 = len(arms.baseline), len(arms.experiment)
+    first, second, earlier = (
+        RunValues(metric, aligned.runs[part], values[part])
+        for part in (slice(n0), slice(n0, n0 + n1), slice(n0 + n1, None))
+    )
+    source = STATED
+    if margin is None:
+        try:
+            made = margin_from_history(earlier)
+        except UsageError as error:
+            return _training(metric, Status.INCONCLUSIVE, f"{error}; or state one: --margin {metric}=…", {})
+        margin, source = made.value, HISTORY
+    if n0 == n1 == 1 and len(earlier):
+        first = RunValues(metric, (*first.runs, *earlier.runs), np.concatenate([first.values, earlier.values]))
+    comparison = compare_runs(first, second, margin)
+    band = None
+    if min(n0, n1) >= FEWEST_RUNS and len(aligned.steps) >= BAND_WIDTH:
+        both = align([run[metric] for run in (*arms.baseline, *arms.experiment)])
+        band = curve_band(both, n0, np.random.default_rng(0), smooth=BAND_WIDTH)
+    return _Compared(aligned, comparison, summary, values, (n0, n1), source, band)
+
+
+def _training_finding(found: _Compared, p_holm: float | None) -> Finding:
+    aligned, comparison = found.aligned, found.comparison
+    verdict = verdict_of(comparison.p_equivalence if min(comparison.units) > 1 else None, p_holm)
+    n0, both = found.sides[0], sum(found.sides)
+    late = aligned.steps[len(aligned.steps) // 2 :]
+    named = list(zip(aligned.runs, found.values.tolist(), strict=True))
+    evidence: dict[str, Any] = {
+        "summary": found.summary,
+        "late_steps": [int(late[0]), int(late[-1])],
+        "steps": len(aligned.steps),
+        "baseline": dict(named[:n0]),
+        "experiment": dict(named[n0:both]),
+        "estimate": comparison.estimate,
+        "ci90": comparison.ci90,
+        "ci95": comparison.ci95,
+        "margin": comparison.margin,
+        "margin_source": found.margin_source,
+        "p_difference": comparison.p_difference,
+        "p_holm": p_holm,
+        "p_equivalence": comparison.p_equivalence,
+        "p_permutation": comparison.p_permutation,
+        "sigma": comparison.sigma,
+        "unit": comparison.unit,
+        "units": list(comparison.units),
+        "runs_needed": comparison.runs_needed,
+        "method": comparison.method,
+        "warnings": list(comparison.warnings),
+        "notes": list(aligned.notes()),
+    }
+    if named[both:]:
+        evidence["history"] = dict(named[both:])
+    if found.band:
+        outside = list(found.band.outside)
+        evidence["band"] = {"p": found.band.p, "outside": outside, "method": found.band.method}
+    message = _training_message(found, verdict, p_holm) + _parting(found.band)
+    expected = [-comparison.margin, comparison.margin]
+    return _training(aligned.metric, STATUS_OF_VERDICT[verdict], message, evidence, expected, comparison.estimate)
+
+
+def _training_message(found: _Compared, verdict: Verdict, p_holm: float | None) -> str:
+    comparison = found.comparison
+    n0, n1 = found.sides
+    runs = f"{n0} + {n1} runs"
+    if comparison.units != found.sides:
+        runs += f" and {comparison.units[0] - n0} of history"
+    late = found.aligned.steps[len(found.aligned.steps) // 2 :]
+    difference = (
+        f"{comparison.metric}: {found.summary} (steps {late[0]} to {late[-1]}) differs by {comparison.estimate:+.4g} "
+        f"({runs}"
+    )
+    within = f"margin ±{comparison.margin:.4g}"
+    if found.margin_source != STATED:
+        within += f", {found.margin_source}"
+    if comparison.ci90 is None or comparison.ci95 is None:
+        return (
+            f"{difference}, {within}); one run an arm decides nothing, two or more an arm are needed: {_first_runs()}"
+        )
+    if verdict is Verdict.PARITY:
+        ci = _interval_text(comparison.ci90)
+        seen = "; a difference is detectable but smaller" if p_holm is not None and p_holm < ALPHA else ""
+        return f"{difference}, 90 % interval {ci}), inside the {within}{seen}"
+    if verdict is Verdict.DIFFERENT:
+        return f"{difference}, 95 % interval {_interval_text(comparison.ci95)}, Holm-adjusted p = {p_holm:.2g})"
+    if comparison.units != found.sides:
+        interval = f"95 % interval {_interval_text(comparison.ci95)}"
+        scatter = "not outside the scatter of the baseline's runs, which is not parity"
+        return f"{difference}, {interval}, {within}); {scatter}; {_more_runs(comparison, found.sides)}"
+    interval = f"90 % interval {_interval_text(comparison.ci90)}"
+    return f"{difference}, {interval}, {within}); {_more_runs(comparison, found.sides)}"
+
+
+def _parting(band: Band | None) -> str:
+    """Where the curves part, if they do at some step."""
+    if band is None or not band.outside:
+        return ""
+    last = "" if len(band.outside) == 1 else f" to {band.outside[-1]}"
+    parted = quantity(len(band.outside), "steps")
+    return f"; the curves part at {parted} from {band.outside[0]}{last} (max-T p = {band.p:.2g})"
+
+
+def _first_runs() -> str:
+    needed = runs_needed(1.0, 2.0)
+    return f"{needed} show parity 4 times in 5 if the margin is twice their spread"
+
+
+def _more_runs(comparison: RunComparison, sides: tuple[int, int]) -> str:
+    if not comparison.sigma:
+        return "runs without spread cannot tell how many more would decide"
+    if comparison.runs_needed is None:
+        return f"more than {MOST_RUNS} runs an arm would be needed for this margin"
+    more = [max(comparison.runs_needed - n, 0) for n in sides]
+    if not any(more):
+        return "at least 1 more run an arm is needed: these had a 4 in 5 chance to decide and did not"
+    text = quantity(more[0], "more runs") if more[0] == more[1] else f"{more[0]} and {more[1]} more runs"
+    return f"{text} an arm ({comparison.runs_needed} in all) would show parity 4 times in 5 if the arms are equal"
+
+
+def _interval_text(interval: Interval) -> str:
+    return f"{interval[0]:+.4g} to {interval[1]:+.4g}"
+
+
+def secondary_findings(
+    baseline: Sequence[RunCurves], experiment: Sequence[RunCurves], primary: Sequence[str], minimum_steps: int = 30
+) -> list[Finding]:
+    """Flags on the metrics that do not decide, and on the area under the curve of those that do.
+
+    A difference by Student's or Welch's t on one number a run, with a false discovery rate of 10 % over all of them
+    (Benjamini and Hochberg 1995), is a failing finding of severity WARNING, which never fails a verdict; so is a metric
+    with one value in all runs of an arm and another in all of the other. Costs are left to the cost level.
+
+    Args:
+        baseline: Curves by metric of each run of the baseline.
+        experiment: The same of the experiment.
+        primary: The metrics that decide.
+        minimum_steps: Fewest common steps that a statement is made from.
+    """
+    arms = Arms(baseline, experiment)
+    runs = [*baseline, *experiment]
+    tests: dict[str, tuple[str, float, float | None]] = {}
+    found: list[Finding] = []
+    for metric in sorted({name for run in runs for name in run if not name.startswith("perf/")}):
+        aligned = aligned_runs(metric, arms, minimum_steps)
+        if isinstance(aligned, Finding):
+            if metric not in primary and "lacking" not in aligned.evidence:
+                found.append(replace(aligned, check="secondary_metric", status=Status.NOT_COMPARED))
+            continue
+        summary, summarise = ("area under the curve", area_under_curve) if metric in primary else summary_of(aligned)
+        values = summarise(aligned)
+        first, second = values[: len(baseline)], values[len(baseline) :]
+        estimate, p = difference_test(first, second)
+        tests[metric] = summary, estimate, p
+        if metric not in primary and min(len(first), len(second)) > 1 and _two_constants(first, second):
+            found.append(_set_apart(metric, float(first[0]), float(second[0])))
+    adjusted = benjamini_hochberg({metric: p for metric, (_, _, p) in tests.items() if p is not None})
+    flagged = [metric for metric, p in adjusted.items() if p < FALSE_FLAGS]
+    found += [_flag(metric, *tests[metric][:2], adjusted[metric], len(adjusted)) for metric in flagged]
+    if adjusted:
+        message = f"{len(adjusted) - len(flagged)} of {len(adjusted)} secondary metrics are not flagged"
+        evidence = {
+            "checked": len(adjusted),
+            "p_adjusted": adjusted,
+            "unit": "run",
+            "units": [len(baseline), len(experiment)],
+        }
+        found.append(Finding("secondary_metrics", Level.TRAINING, Status.PASS, message, evidence=evidence))
+    else:
+        message = "no secondary metric can be tested: two runs or more in an arm, and 30 common steps, are needed"
+        found.append(Finding("secondary_metrics", Level.TRAINING, Status.NOT_COMPARED, message))
+    return found
+
+
+def _two_constants(first: Floats, second: Floats) -> bool:
+    """Whether all runs of each arm have one value, and the arms not the same one, as of a setting."""
+    return bool(np.ptp(first) == np.ptp(second) == 0 and not np.isclose(first[0], second[0], rtol=SAME, atol=0))
+
+
+def _set_apart(metric: str, baseline: float, experiment: float) -> Finding:
+    message = (
+        f"{metric}: {baseline:.6g} in every run of the baseline and {experiment:.6g} in every run of the experiment, "
+        "as of a setting that is not the same in both arms; what differs may come from it"
+    )
+    return Finding(
+        "setting_differs",
+        Level.TRAINING,
+        Status.FAIL,
+        message,
+        Where(field=metric),
+        baseline,
+        experiment,
+        severity=Severity.WARNING,
+        evidence={"baseline": baseline, "experiment": experiment, "unit": "run"},
+    )
+
+
+def _flag(metric: str, summary: str, estimate: float, p: float, tests: int) -> Finding:
+    message = (
+        f"{metric}: {summary} differs by {estimate:+.4g} "
+        f"(p = {p:.2g} after correction over {quantity(tests, 'metrics')}); a flag, which does not decide"
+    )
+    evidence = {"summary": summary, "estimate": estimate, "p_adjusted": p, "unit": "run"}
+    return Finding(
+        "secondary_difference",
+        Level.TRAINING,
+        Status.FAIL,
+        message,
+        Where(field=metric),
+        observed=estimate,
+        severity=Severity.WARNING,
+        evidence=evidence,
+    )

@@ -1,0 +1,4 @@
+"""What a run leaves: samples, exchanges, the experiment asked for, its files and where they came from.
+
+No engine, no statistics and no readers of other programs' files; `store` alone touches the disk.
+"""

@@ -1,0 +1,166 @@
+"""What a benchmark asks for: the work of one rollout, the modes that ask for it, and the presets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from parity.engines import check_fleet
+from parity.errors import UsageError
+from rollout_patch import ARMS
+
+SHARED_PREFIX: Mapping[str, float] = {"none": 0.0, "part": 0.5, "all": 1.0}
+"""The share of every prompt that is the same in all groups, by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """A granularity of requests.
+
+    Attributes:
+        name: `per-sample`, `batched`, `native`, or `chunk=K`: requests of `n` = K.
+        arm: The arm of `rollout_patch` that asks so.
+        chunk: Most samples in one request; `None` is the whole group.
+    """
+
+    name: str
+    arm: str
+    chunk: int | None = None
+
+
+def parse_mode(name: str) -> Mode:
+    """The mode of a name.
+
+    Raises:
+        UsageError: There is no such mode.
+    """
+    if name in ARMS:
+        return Mode(name, name)
+    key, _, size = name.partition("=")
+    if key == "chunk" and size.isascii() and size.isdigit() and len(size) < 10 and int(size) > 0:
+        return Mode(f"chunk={int(size)}", "native", int(size))
+    raise UsageError(f"no mode {name!r}: there are {', '.join(ARMS)} and chunk=K with K of 1 or more")
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """One rollout; every mode asks for the same work.
+
+    Attributes:
+        groups: Prompts.
+        group_size: Samples a prompt.
+        prompt_tokens: Ids of a prompt, placeholders of images included.
+        new_tokens: Tokens of each response: its cap, which it always reaches.
+        shared_prefix: The share of the prompt's ids that is the same in all groups.
+        images: Images a prompt, each with one placeholder.
+        image_side: Pixels of a side of each image.
+        concurrency: Most samples in flight; a request for several counts as so many.
+    """
+
+    groups: int = 64
+    group_size: int = 8
+    prompt_tokens: int = 128
+    new_tokens: int = 64
+    shared_prefix: float = 0.0
+    images: int = 0
+    image_side: int = 56
+    concurrency: int = 512
+
+    def validate(self) -> None:
+        """Checks the ranges.
+
+        Raises:
+            UsageError: A number is out of its range, named with its option.
+        """
+        for name in ("groups", "group_size", "prompt_tokens", "new_tokens", "image_side", "concurrency"):
+            if (value := getattr(self, name)) < 1:
+                raise UsageError(f"--{name.replace('_', '-')} is {value}: expected 1 or more")
+        if self.images < 0:
+            raise UsageError(f"--images is {self.images}: expected 0 or more")
+        if not 0 <= self.shared_prefix <= 1:
+            raise UsageError(f"the shared prefix is {self.shared_prefix:g} of a prompt: expected 0 to 1")
+
+    @property
+    def samples(self) -> int:
+        """Samples of a rollout."""
+        return self.groups * self.group_size
+
+
+@dataclass(frozen=True, slots=True)
+class BenchConfig:
+    """What a benchmark asks for.
+
+    Attributes:
+        workload: One rollout.
+        modes: How it is asked for; ratios are to the first.
+        repeats: Measured rollouts of each mode.
+        warm_up: Rollouts of each mode before them, which are not counted.
+        seed: Of the prompts and of the modes' order.
+        engine: `embedded`, `sglang`, or the URL of a deployment.
+        workers: Engines to start.
+        routers: Policies, with a router before the same engines for each; none starts no router for one worker.
+    """
+
+    workload: Workload = field(default_factory=Workload)
+    modes: tuple[Mode, ...] = tuple(map(parse_mode, ARMS))
+    repeats: int = 5
+    warm_up: int = 1
+    seed: int = 0
+    engine: str = "embedded"
+    workers: int = 1
+    routers: tuple[str, ...] = ()
+
+    def validate(self) -> None:
+        """Checks what can be checked before anything is started.
+
+        Raises:
+            UsageError: Something does not go together; the message says what.
+        """
+        self.workload.validate()
+        if not self.modes:
+            raise UsageError("no mode to measure")
+        for what, names in (("mode", [mode.name for mode in self.modes]), ("policy", self.routers)):
+            if len(set(names)) != len(names):
+                raise UsageError(f"a {what} is measured once: {', '.join(names)}")
+        if self.workload.group_size == 1 and any(mode.arm != "per-sample" for mode in self.modes):
+            raise UsageError("--group-size 1 leaves nothing to ask together: only the mode per-sample fits")
+        for name, least in (("repeats", 1), ("warm_up", 0), ("seed", 0)):
+            if (value := getattr(self, name)) < least:
+                raise UsageError(f"--{name.replace('_', '-')} is {value}: expected {least} or more")
+        if self.seed >= 2**63:  # the most that JSON is written with
+            raise UsageError(f"--seed is {self.seed}: expected less than 2**63")
+        for policy in self.policies:
+            check_fleet(self.engine, self.workers, policy)
+
+    @property
+    def rollouts(self) -> int:
+        """All rollouts, warm-up included."""
+        return len(self.policies) * len(self.modes) * (self.warm_up + self.repeats)
+
+    @property
+    def policies(self) -> tuple[str | None, ...]:
+        """Under which the modes are measured; `None` alone where no policy was named."""
+        return self.routers or (None,)
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON, modes by name."""
+        return {**asdict(self), "modes": [mode.name for mode in self.modes], "routers": list(self.routers)}
+
+
+_PER_SAMPLE_AND_NATIVE = (parse_mode("per-sample"), parse_mode("native"))
+
+PRESETS: Mapping[str, BenchConfig] = {
+    "text-256x4x256": BenchConfig(Workload(256, 4, new_tokens=256, concurrency=1024), _PER_SAMPLE_AND_NATIVE),
+    "text-512x4x16": BenchConfig(Workload(512, 4, new_tokens=16, concurrency=2048), _PER_SAMPLE_AND_NATIVE),
+    "image-64x8": BenchConfig(
+        Workload(64, 8, images=1), _PER_SAMPLE_AND_NATIVE, workers=8, routers=("cache_aware", "round_robin")
+    ),
+}
+"""Workloads of published reports, by name: groups x samples (x new tokens), each sample asked for alone against groups
+asked for at once; the last over eight engines, where it takes 64 requests instead of 512."""
+
+
+def at_url(config: BenchConfig, url: str) -> BenchConfig:
+    """The same work, asked of a deployment that is there."""
+    return replace(config, engine=url, workers=1, routers=())

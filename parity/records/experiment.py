@@ -1,0 +1,236 @@
+"""What an experiment asks for, and the runs that it is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from parity.errors import InputError, UsageError
+from parity.records.training_config import TrainingConfig
+from parity.trainer.tasks import get_task
+from rollout_patch import ARMS
+
+ENGINES = ("embedded", "sglang")
+"""Engines that can be started here; a URL names one that somebody else runs."""
+
+MIXED_DESIGNS = ("switchback", "probe")
+"""Both arms inside one run: each group in an arm drawn by a coin; prompts in both arms, of which one is trained on."""
+
+LIST_TWIN = "list-twin"
+"""A twin for engines where one seed makes all n samples of a native request equal: lists stand in for native."""
+
+DESIGNS = ("twin", LIST_TWIN, "replay", "paired", *MIXED_DESIGNS)
+"""How runs are made: seeded sampling in both arms; one recording for both; free sampling in both; one mixed run."""
+
+DEFAULT_MARGINS: Mapping[str, float] = {
+    "rollout/raw_reward": 0.10,
+    "rollout/response_len/mean": 0.50,
+    "rollout/truncated_ratio": 0.05,
+    "rollout/group_reward_std": 0.10,
+    "train/grad_norm": 0.50,
+}
+"""Largest run-level difference that counts as the same, by metric: absolute, in its unit (grad norm: of its log)."""
+
+
+def check_question(baseline: str, experiment: str, engine: str, workers: int = 1, router: str = "") -> None:
+    """Checks what every comparison is asked for.
+
+    Raises:
+        UsageError: An arm, the engine or the router's policy is not one that there is, both arms are the same, or
+            workers are asked of a deployment.
+    """
+    for arm in (baseline, experiment):
+        if arm not in ARMS:
+            raise UsageError(f"no arm {arm!r}: there are {', '.join(ARMS)}")
+    if baseline == experiment:
+        raise UsageError(f"both arms are {baseline!r}: a comparison needs two different ones")
+    if "://" not in engine and engine not in ENGINES:
+        raise UsageError(f"no engine {engine!r}: expected {', '.join(ENGINES)} or a URL")
+    if workers != 1 or router:
+        from parity.engines import check_fleet  # imports an HTTP client, which most commands need not wait for
+
+        check_fleet(engine, workers, router or None)
+
+
+def engine_words(engine: str, workers: int, router: str) -> str:
+    """The engine, its workers and its router, as a report names them."""
+    if workers == 1 and not router:
+        return engine
+    from parity.engines.router import DEFAULT_POLICY
+
+    return f"{engine} ({workers} worker{'s' * (workers > 1)} behind sglang-router, {router or DEFAULT_POLICY})"
+
+
+@dataclass(frozen=True, slots=True)
+class ExperimentConfig:
+    """What an experiment asks for.
+
+    Attributes:
+        baseline: The arm compared with.
+        experiment: The arm in question.
+        task: The task's name.
+        engine: ``embedded``, ``sglang``, or the URL of a deployment.
+        workers: How many engines to start.
+        router: The policy of the sglang-router in front of them; empty: `round_robin` for several, no router for one.
+        control: Whether weights may be pushed to a deployment at a URL, which training needs.
+        designs: Which of `DESIGNS` to run, in order; empty: what the engine allows (`parity.engines.designs`).
+        seeds: Number of paired seeds, and of mixed runs.
+        steps: Training steps of each paired or mixed run.
+        twin_steps: Training steps of each twin run.
+        probe_share: The share of a probe's prompts that are asked in both arms.
+        training: The trainer's settings.
+        margins: The largest difference that counts as the same, by metric.
+        plants: Faults planted in the experiment's arm, each ``NAME@STEP``.
+    """
+
+    baseline: str
+    experiment: str
+    task: str = "arithmetic"
+    engine: str = "embedded"
+    workers: int = 1
+    router: str = ""
+    control: bool = False
+    designs: tuple[str, ...] = ()
+    seeds: int = 3
+    steps: int = 40
+    twin_steps: int = 20
+    probe_share: float = 1.0
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    margins: Mapping[str, float] = field(default_factory=lambda: dict(DEFAULT_MARGINS))
+    plants: tuple[str, ...] = ()
+
+    def validate(self) -> None:
+        """Checks what can be checked before anything runs.
+
+        Raises:
+            UsageError: An arm, a design, a count or a fault is not one that there is.
+        """
+        check_question(self.baseline, self.experiment, self.engine, self.workers, self.router)
+        unknown = set(self.designs) - set(DESIGNS)
+        if unknown:
+            raise UsageError(f"no design {sorted(unknown)}: there are {', '.join(DESIGNS)}")
+        if "replay" in self.designs and "paired" not in self.designs:
+            raise UsageError("a replay needs a recording: add --design paired")
+        if LIST_TWIN in self.designs and {self.baseline, self.experiment} != {"per-sample", "native"}:
+            raise UsageError(f"a {LIST_TWIN} compares per-sample with native, in place of which it asks for lists")
+        for name in ("seeds", "steps", "twin_steps"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(self, name)}")
+        if not 0 < self.probe_share <= 1:
+            raise UsageError(f"--probe-share is a share of the prompts above 0 and up to 1, not {self.probe_share}")
+        if "://" in self.engine and not self.control:
+            raise UsageError(f"training pushes weights to {self.engine}: allow it with --control")
+        task = get_task(self.task)
+        if self.plants:
+            from parity.faults import parse_plant  # imports the statistics, which most commands need not wait for
+
+            last = max(self.steps, self.twin_steps) - 1
+            for text in self.plants:
+                fault, step = parse_plant(text)
+                if step > last:
+                    raise UsageError(f"--plant {text}: steps count from 0, and the last one is {last}")
+                if fault.needs_images and not task.has_images:
+                    raise UsageError(f"--plant {text}: task {task.name} shows no images; --task digits does")
+
+    def to_json(self) -> dict[str, Any]:
+        """The configuration as ``experiment.json`` holds it."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, row: object) -> ExperimentConfig:
+        """The configuration that `to_json` wrote.
+
+        Raises:
+            InputError: It is no such configuration.
+            UsageError: A setting of the trainer is out of its range.
+        """
+        standard = cls("", "")
+        parts = _settings(row, standard, "config")
+        parts["training"] = TrainingConfig(**_settings(parts["training"], TrainingConfig(), "config.training"))
+        for name in ("designs", "plants"):
+            parts[name] = tuple(map(str, parts[name]))
+        margins = parts["margins"]
+        if not all(isinstance(margin, (int, float)) and margin > 0 for margin in margins.values()):
+            raise InputError(f"experiment.json: config.margins: {margins}, where each is to be a positive number")
+        return cls(**parts)
+
+
+def _settings(row: object, standard: object, place: str) -> dict[str, Any]:
+    """Settings by name, each of the type of the standard one, which stands for what is not there."""
+    if not isinstance(row, dict):
+        raise InputError(f"experiment.json: {place} is {type(row).__name__}, not an object")
+    usual = asdict(standard)  # type: ignore[call-overload]
+    if unknown := sorted(row.keys() - usual.keys()):
+        raise InputError(f"experiment.json: {place} has unknown settings: {', '.join(unknown)}")
+    for name, value in row.items():
+        kinds = _KINDS.get(type(usual[name]), (type(usual[name]),))
+        if type(value) not in kinds:
+            raise InputError(f"experiment.json: {place}.{name} is {value!r}, not {kinds[0].__name__}")
+    return {**usual, **row}
+
+
+_KINDS: dict[type, tuple[type, ...]] = {float: (float, int), tuple: (list, tuple)}
+"""What JSON holds for a setting, where that may be of another type than the standard one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A baseline run and an experiment run with the same seed: same initial weights, same prompts in the same order.
+
+    In a mixed design one run, named after the design, has groups of both arms.
+    """
+
+    design: str
+    seed: int
+    steps: int
+    arms: tuple[str, str]
+
+    @property
+    def mixed(self) -> bool:
+        """Whether one run has groups of both arms."""
+        return self.design in MIXED_DESIGNS
+
+    @property
+    def seeded(self) -> bool:
+        """Whether each sample has a seed of its own, the same in both arms."""
+        return self.design in ("twin", LIST_TWIN)
+
+    @property
+    def run_arms(self) -> tuple[str, ...]:
+        """The arm of each run; a mixed run is called by its design."""
+        return (self.design,) if self.mixed else self.arms
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the runs, baseline first."""
+        prefix = f"{self.design}-" if self.design in ("replay", LIST_TWIN) else ""
+        return tuple(f"{prefix}{arm}-seed{self.seed}" for arm in self.run_arms)
+
+
+def weight_version(run: str, step: int) -> str:
+    """The label that the engine gives the weights of a step."""
+    return f"{run}-step{step}"
+
+
+def twin_by_lists(arms: tuple[str, str]) -> tuple[str, str]:
+    """The arms of a twin in which a list with a seed an item stands in for native."""
+    first, second = ("batched" if arm == "native" else arm for arm in arms)
+    return first, second
+
+
+def plan_pairs(config: ExperimentConfig, designs: Sequence[str]) -> list[Pair]:
+    """The pairs of an experiment in the order they run; twins have seed 0, the seeds of the others count from 1.
+
+    A replay pair replays the first paired baseline, so it runs after it.
+    """
+    arms = (config.baseline, config.experiment)
+    pairs = [Pair("twin", 0, config.twin_steps, arms)] if "twin" in designs else []
+    if LIST_TWIN in designs:
+        pairs.append(Pair(LIST_TWIN, 0, config.twin_steps, twin_by_lists(arms)))
+    if "paired" in designs:
+        pairs += [Pair("paired", seed, config.steps, arms) for seed in range(1, config.seeds + 1)]
+    if "replay" in designs:
+        pairs.insert(1 if pairs and pairs[0].design == "paired" else len(pairs), Pair("replay", 1, config.steps, arms))
+    mixed = [design for design in MIXED_DESIGNS if design in designs]
+    return pairs + [Pair(design, seed, config.steps, arms) for design in mixed for seed in range(1, config.seeds + 1)]

@@ -1,0 +1,4 @@
+"""The report as data (`document`), and beside it what renders it.
+
+Nothing here judges: findings and verdicts come in.
+"""

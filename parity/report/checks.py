@@ -1,0 +1,113 @@
+"""The result of a check on a terminal: what fails first, with its first cases, and what was not compared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from parity.commands.check import CheckResult, CheckVerdict
+from parity.findings import Finding, Status, quantity
+from parity.report.words import one_line
+
+CASES_SHOWN = 3
+FILES_SHOWN = 3
+NAMES_SHOWN = 8
+_COLOUR = {CheckVerdict.PASS: "green", CheckVerdict.FAIL: "red", CheckVerdict.INCONCLUSIVE: "yellow"}
+_COLOUR_OF_STATE = {"FAIL": "bold red", "warning": "yellow", "inconclusive": "yellow"}
+
+
+def print_checks(result: CheckResult, console: Console) -> None:
+    """Prints what passes and what was not compared in a few words, what fails with its cases, and the verdict last."""
+    checks = by_check(result.findings)
+    passing = [name for name, own in checks.items() if state(own) == "pass"]
+    if passing:
+        console.print(Text(f"{quantity(len(passing), 'checks')} passing: {', '.join(passing)}", style="dim"))
+    for reason, names in _not_compared(checks).items():
+        console.print(Text(f"not compared, {reason}: {', '.join(names)}", style="dim"))
+    _print_omissions(result, console)
+    broken = {name: own for name, own in checks.items() if state(own) in _COLOUR_OF_STATE}
+    if broken:
+        table = Table("check", "result", "checked", "failed", "first cases", box=box.SIMPLE)
+        for name, own in broken.items():
+            counts = (f"{_total(own, count):,}" for count in ("checked", "failed"))
+            table.add_row(name, state(own), *counts, Text(_cases(own)), style=_COLOUR_OF_STATE[state(own)])
+        console.print(table)
+    console.print(Text(headline(result), style=f"bold {_COLOUR[result.verdict]}"))
+
+
+def _cases(findings: Sequence[Finding]) -> str:
+    """The first cases of a check, a line each."""
+    found = [finding for finding in findings if finding.status in (Status.FAIL, Status.INCONCLUSIVE)]
+    lines = [
+        one_line(f"{finding.where}: {finding.message.rpartition(' (')[0] or finding.message}") for finding in found
+    ]
+    more = [f"and {len(lines) - CASES_SHOWN} more in --json"] if len(lines) > CASES_SHOWN else []
+    return "\n".join([*lines[:CASES_SHOWN], *more])
+
+
+def _not_compared(checks: Mapping[str, Sequence[Finding]]) -> dict[str, list[str]]:
+    """The checks of which nothing could be compared, by the reason."""
+    names: dict[str, list[str]] = {}
+    for name, own in checks.items():
+        if state(own) == "not compared":
+            names.setdefault(own[0].message.rpartition(": ")[2], []).append(name)
+    return names
+
+
+def _print_omissions(result: CheckResult, console: Console) -> None:
+    """A line for each damaged file, and one for each reason why others were left out."""
+    others: dict[str, list[str]] = {}
+    for one in result.omissions:
+        if one.damaged:
+            console.print(Text(f"not read: {one.path}: {one_line(one.reason)}", style="red"))
+        else:
+            others.setdefault(one.reason, []).append(str(one.path))
+    for reason, paths in others.items():
+        more = f" and {len(paths) - FILES_SHOWN} more" if len(paths) > FILES_SHOWN else ""
+        console.print(Text(f"left out, {reason}: {', '.join(paths[:FILES_SHOWN])}{more}", style="dim"))
+
+
+def headline(result: CheckResult) -> str:
+    """The verdict in one sentence, with what it rests on."""
+    checks = by_check(result.findings)
+    failed = [check for check, own in checks.items() if state(own) == "FAIL"]
+    uncompared = sum(state(own) == "not compared" for own in checks.values())
+    counts = ", ".join(quantity(count, name) for name, count in result.counts.items() if count)
+    more = f" and {len(failed) - NAMES_SHOWN} more" if len(failed) > NAMES_SHOWN else ""
+    names = f"{', '.join(failed[:NAMES_SHOWN])}{more}"
+    parts = [f"{len(failed)} of {quantity(len(checks), 'checks')} fail ({names})" if failed else "no check fails"]
+    parts += [f"{uncompared} could not be compared"] if uncompared else []
+    damaged = sum(one.damaged for one in result.omissions)
+    parts += [f"files that could not be read whole: {damaged}"] if damaged else []
+    return f"{result.verdict.value}: {counts}: {'; '.join(parts)}."
+
+
+def by_check(findings: Sequence[Finding]) -> dict[str, list[Finding]]:
+    """Findings by the name of their check, in the order first met."""
+    checks: dict[str, list[Finding]] = {}
+    for finding in findings:
+        checks.setdefault(finding.check, []).append(finding)
+    return checks
+
+
+def state(findings: Sequence[Finding]) -> str:
+    """What the findings of one check come to."""
+    statuses = {finding.status for finding in findings}
+    if any(finding.fails for finding in findings):
+        return "FAIL"
+    if Status.FAIL in statuses:
+        return "warning"
+    for status in (Status.INCONCLUSIVE, Status.PASS):
+        if status in statuses:
+            return str(status.value)
+    return "not compared"
+
+
+def _total(findings: Sequence[Finding], name: str) -> int:
+    """A count summed over data sets; each finding of one check and data set carries the same counts."""
+    counts: Mapping[str | None, int] = {finding.where.run: int(finding.evidence.get(name, 0)) for finding in findings}
+    return sum(counts.values())

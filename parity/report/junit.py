@@ -1,0 +1,79 @@
+"""The findings as JUnit XML: one suite a rung, one case a check."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+from xml.etree import ElementTree
+
+from parity.findings import Finding, Level, Status
+from parity.report.words import shortened
+
+if TYPE_CHECKING:
+    from parity.report.document import Report  # imports scipy, which takes seconds
+
+LONGEST = 10_000
+"""Characters of a text; a longer one ends in an ellipsis, and report.json has it whole."""
+
+_NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def render(report: Report) -> bytes:
+    """The report as JUnit XML."""
+    return render_findings(f"rollout parity: {report.verdict.verdict.value}", report.findings)
+
+
+def render_findings(title: str, findings: Sequence[Finding]) -> bytes:
+    """Findings as JUnit XML.
+
+    A check fails when one of its findings does. It is skipped, with the reason, when it is inconclusive or nothing was
+    compared, so that neither reads as passed. A warning passes and is written to the case's output.
+    """
+    root = ElementTree.Element("testsuites", name=_xml(title))
+    for level in Level:
+        checks: dict[str, list[Finding]] = {}
+        for finding in findings:
+            if finding.level is level:
+                checks.setdefault(finding.check, []).append(finding)
+        suite = ElementTree.SubElement(root, "testsuite", name=f"{level.rung} {level.value}")
+        for check, of_check in checks.items():
+            _add_case(suite, level, check, of_check)
+        _count(suite)
+    _count(root)
+    ElementTree.indent(root)
+    content: bytes = ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)
+    return content + b"\n"
+
+
+def _add_case(suite: ElementTree.Element, level: Level, check: str, findings: Sequence[Finding]) -> None:
+    case = ElementTree.SubElement(suite, "testcase", classname=f"parity.{level.value}", name=_xml(check))
+    failing = [finding for finding in findings if finding.fails]
+    statuses = {finding.status for finding in findings}
+    if failing:
+        failure = ElementTree.SubElement(case, "failure", type="finding", message=_xml(failing[0].message))
+        failure.text = "\n".join(_line(finding) for finding in failing)
+    elif Status.INCONCLUSIVE in statuses or statuses == {Status.NOT_COMPARED}:
+        wanted = Status.INCONCLUSIVE if Status.INCONCLUSIVE in statuses else Status.NOT_COMPARED
+        first = next(finding for finding in findings if finding.status is wanted)
+        reason = f"{wanted.value.replace('_', ' ')}: {first.message}"
+        ElementTree.SubElement(case, "skipped", message=_xml(reason))
+    output = ElementTree.SubElement(case, "system-out")
+    output.text = "\n".join(_line(finding) for finding in findings if not finding.fails)
+
+
+def _line(finding: Finding) -> str:
+    where = f" at {finding.where}" if finding.where.to_json() else ""
+    values = "" if finding.expected is None else f" (expected {finding.expected}, observed {finding.observed})"
+    return _xml(f"{finding.status.value}{where}: {finding.message}{values}")
+
+
+def _count(element: ElementTree.Element) -> None:
+    for name, path in (("tests", ".//testcase"), ("failures", ".//failure"), ("skipped", ".//skipped")):
+        element.set(name, str(len(element.findall(path))))
+    element.set("errors", "0")
+
+
+def _xml(value: str) -> str:
+    """Text without the characters that XML 1.0 cannot hold (section 2.2), each shown as U+FFFD."""
+    return _NOT_XML.sub("\ufffd", shortened(value, LONGEST))

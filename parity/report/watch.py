@@ -1,0 +1,70 @@
+"""What a watched run has shown so far, on a terminal."""
+
+from __future__ import annotations
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from parity.commands.watch import Watch, WatchResult
+from parity.evidence.sampling.trajectory import e_value
+from parity.findings import Status, Verdict, quantity
+
+_COLOUR = {Verdict.PARITY: "green", Verdict.DIFFERENT: "red", Verdict.INCONCLUSIVE: "yellow"}
+_STATE = {Verdict.PARITY: "inside margin", Verdict.DIFFERENT: "different", Verdict.INCONCLUSIVE: "open"}
+_FAILING_SHOWN = 5
+
+
+def line(seen: Watch) -> str:
+    """One line for a log."""
+    parts = [f"{seen.last}"]
+    for policy, trajectory in seen.trajectories.items():
+        monitor = trajectory.monitor
+        inside = sum(one.verdict is Verdict.PARITY for one in monitor.watched.values())
+        parts.append(
+            f"{policy}: {quantity(monitor.groups, 'groups')}, mean e-value {e_value(monitor.log_e)}, "
+            f"{inside} of {quantity(len(monitor.watched), 'metrics')} inside their margins"
+        )
+    if not seen.trajectories:
+        parts.append("no group's arm was drawn so far")
+    parts.append(f"contract: {len(seen.failing)} failing" if seen.failing else "contract: nothing fails")
+    return "; ".join(parts)
+
+
+def screen(seen: Watch) -> RenderableType:
+    """The evidence as tables, one a policy."""
+    tables = []
+    for policy, trajectory in seen.trajectories.items():
+        monitor = trajectory.monitor
+        title = (
+            f"{policy}: {trajectory.arms[1]} less {trajectory.arms[0]}, {quantity(monitor.groups, 'groups')}, "
+            f"mean e-value {e_value(monitor.log_e)} (20 decides)"
+        )
+        table = Table(
+            "metric", "difference", "95 % sequence", "margin", "e-value", "", box=box.SIMPLE_HEAD, title=title
+        )
+        for name, one in monitor.watched.items():
+            low, high = one.interval
+            estimate = "none yet" if one.estimate is None else f"{one.estimate:+.4f}"
+            cells = (name, estimate, f"{low:+.3f} … {high:+.3f}", f"±{one.margin:g}")
+            table.add_row(*cells, e_value(one.process.log_e), _STATE[one.verdict], style=_COLOUR[one.verdict])
+        tables.append(table)
+    failing = [Text(f"contract: {finding.check}: {finding.message}", style="red") for finding in seen.failing]
+    return Group(*tables, *failing[:_FAILING_SHOWN], Text(line(seen), style="dim"))
+
+
+def print_result(result: WatchResult, seen: Watch, console: Console) -> None:
+    """The evidence, what fails, and the verdict last."""
+    console.print(screen(seen))
+    failing = [finding for finding in result.findings if finding.fails]
+    for finding in failing[:_FAILING_SHOWN]:
+        console.print(Text(f"{finding.level.rung} {finding.check}: {finding.where} {finding.message}", style="red"))
+    if (more := len(failing) - _FAILING_SHOWN) > 0:
+        console.print(Text(f"{quantity(more, 'more failing findings')} in --json", style="red"))
+    for finding in result.findings:
+        if finding.check.startswith("trajectory_") and finding.status is not Status.PASS and not finding.fails:
+            console.print(Text(finding.message, style="yellow"))
+    for reason in result.judgement.reasons:
+        console.print(Text(f"  {reason}"))
+    console.print(Text(result.judgement.verdict.value, style=f"bold {_COLOUR[result.judgement.verdict]}"))

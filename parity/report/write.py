@@ -1,0 +1,34 @@
+"""A report's files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from parity.records.store import write_atomically
+from parity.report import data, html, junit, markdown, plots
+from parity.report.document import Report
+from parity.report.words import Language, speaker
+
+
+def write_report(
+    report: Report, directory: Path, experiment: Path | None = None, language: Language = "en"
+) -> list[Path]:
+    """Writes report.html, report.md, report.json, junit.xml and the PNGs; the same report gives the same bytes.
+
+    Pictures come first and report.md last, so that a report that is there is whole. The page shows the samples and
+    events of `experiment`, where they are on disk; `language` is that of the page and of report.md.
+
+    Raises:
+        InputError: A file of the experiment cannot be read.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    evidence = html.gather(report, experiment) if experiment else html.Evidence()
+    pictures = plots.draw(report, speaker(language))
+    contents = {picture.file_name: picture.content for picture in pictures}
+    contents["report.json"] = data.render(report)
+    contents["junit.xml"] = junit.render(report)
+    contents["report.html"] = html.render(report, evidence, language)
+    contents["report.md"] = markdown.render(report, pictures, language).encode()
+    for name, content in contents.items():
+        write_atomically(directory / name, content)
+    return [directory / name for name in contents]

@@ -1,1 +1,0 @@
-"""Verdict and findings as Markdown, PNG and JSON."""

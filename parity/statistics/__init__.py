@@ -1,1 +1,0 @@
-"""The parts of `parity.stats`, which is where to import them from."""

@@ -1,1 +1,0 @@
-"""The reference GRPO trainer and its tasks."""

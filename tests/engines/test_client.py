@@ -1,0 +1,342 @@
+"""The client hands over exactly what the engine said, and turns what it refused into errors that say why."""
+
+import asyncio
+import json
+import socket
+import time
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from parity.engines import EngineClient, client, open_engine
+from parity.errors import EngineError, EngineUnavailable, UsageError
+from parity.records.exchanges import read_exchanges
+from rollout_patch import Capabilities, RequestFailed
+
+RECORDED = Path(__file__).parents[1] / "data" / "sglang-0.5.23-cpu.exchanges.jsonl"
+
+
+class Script:
+    """A server that answers each endpoint as told, and keeps what it was asked."""
+
+    def __init__(self, **answers):
+        self.answers = {f"/{name}": answer for name, answer in answers.items()}
+        self.asked = []
+
+    async def answer(self, request):
+        """What was told for the endpoint: status and content, or a handler of its own."""
+        body = await request.text()
+        self.asked.append((request.path_qs, json.loads(body) if body else None))
+        answer = self.answers.get(request.path, (404, {"detail": "Not Found"}))
+        if callable(answer):
+            return await answer(request)
+        status, content = answer
+        if isinstance(content, str):
+            return web.Response(status=status, text=content)
+        return web.json_response(content, status=status)
+
+
+@asynccontextmanager
+async def serving(script, **settings):
+    app = web.Application(client_max_size=1 << 26)
+    app.router.add_route("*", "/{path:.*}", script.answer)
+    async with (
+        TestServer(app) as server,
+        EngineClient(str(server.make_url("")).rstrip("/"), "e0", **settings) as engine,
+    ):
+        yield engine
+
+
+async def test_every_recorded_exchange_comes_through_unchanged():
+    exchanges = [e for e in read_exchanges(RECORDED) if e.url == "/generate"]
+    assert len({exchange.status for exchange in exchanges}) > 1
+    for exchange in exchanges:
+        script = Script(generate=(exchange.status, exchange.response))
+        async with serving(script) as engine:
+            if exchange.status == 200:
+                assert await engine.generate(exchange.request) == exchange.response
+            else:
+                with pytest.raises(RequestFailed) as failure:
+                    await engine.generate(exchange.request)
+                assert (failure.value.status, failure.value.body) == (exchange.status, exchange.response)
+        assert script.asked == [("/generate", exchange.request)]
+
+
+async def test_headers_are_sent():
+    seen = {}
+
+    async def answer(request):
+        seen.update(request.headers)
+        return web.json_response({})
+
+    async with serving(Script(generate=answer)) as engine:
+        await engine.generate({"text": "a"}, {"X-SMG-Routing-Key": "group-3"})
+    assert seen["X-SMG-Routing-Key"] == "group-3"
+    assert seen["Content-Type"] == "application/json"
+
+
+@pytest.mark.parametrize(
+    ("status", "text"), [(502, "<h1>Bad Gateway</h1>"), (200, "not JSON"), (200, ""), (200, "NaN")]
+)
+async def test_an_answer_that_is_no_json_is_handed_over_as_text(status, text):
+    async with serving(Script(generate=(status, text))) as engine:
+        with pytest.raises(RequestFailed) as failure:
+            await engine.generate({})
+    assert (failure.value.status, failure.value.body) == (status, text)
+
+
+async def test_a_cut_connection_is_no_answer_and_is_not_tried_again():
+    async def cut(request):
+        request.transport.close()
+        return web.Response()
+
+    script = Script(generate=cut)
+    async with serving(script) as engine:
+        with pytest.raises(RequestFailed) as failure:
+            await engine.generate({})
+    assert failure.value.status is None
+    assert len(script.asked) == 1
+
+
+async def test_an_answer_cut_in_the_middle_is_no_answer():
+    async def cut(request):
+        response = web.StreamResponse(headers={"Content-Length": "1000"})
+        await response.prepare(request)
+        await response.write(b'{"text": "')
+        request.transport.close()
+        return response
+
+    async with serving(Script(generate=cut)) as engine:
+        with pytest.raises(RequestFailed) as failure:
+            await engine.generate({})
+    assert failure.value.status is None
+
+
+async def test_a_refused_connection_is_no_answer():
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        async with EngineClient(f"http://127.0.0.1:{closed.getsockname()[1]}", "e0") as engine:
+            with pytest.raises(RequestFailed) as failure:
+                await engine.generate({})
+            assert failure.value.status is None
+            with pytest.raises(EngineUnavailable, match=r"engine e0, http://127\.0\.0\.1:\d+/flush_cache"):
+                await engine.flush_cache()
+            assert await engine.health() is False
+
+
+async def test_no_answer_in_time_is_no_answer(monkeypatch):
+    async def late(request):
+        await asyncio.sleep(30)
+
+    monkeypatch.setattr(client, "GENERATE_TIMEOUT", client.aiohttp.ClientTimeout(total=0.2))
+    async with serving(Script(generate=late)) as engine:
+        with pytest.raises(RequestFailed, match=r"within 0\.2 s") as failure:
+            await engine.generate({})
+    assert failure.value.status is None
+
+
+async def test_an_answer_beyond_the_bound_is_not_read_on(monkeypatch):
+    monkeypatch.setattr(client, "MAX_RESPONSE_BYTES", 1000)
+    script = Script(generate=(200, {"text": "a" * 900}))
+    async with serving(script) as engine:
+        assert len((await engine.generate({}))["text"]) == 900
+        script.answers["/generate"] = (200, {"text": "a" * 1000})
+        with pytest.raises(RequestFailed, match="larger than 1000 bytes"):
+            await engine.generate({})
+
+
+async def test_a_connection_that_was_idle_is_not_trusted():
+    ports = []
+
+    async def answer(request):
+        ports.append(request.transport.get_extra_info("peername")[1])
+        return web.json_response({})
+
+    async with serving(Script(generate=answer)) as engine:
+        await engine.generate({})
+        await engine.generate({})
+        time.sleep(1.1)  # as a training step does: the loop cannot see the server close the connection
+        await engine.generate({})
+    first, at_once, after_a_while = ports
+    assert first == at_once != after_a_while
+
+
+async def test_many_requests_run_at_once():
+    all_here = asyncio.Barrier(200) if hasattr(asyncio, "Barrier") else None
+    if all_here is None:
+        pytest.skip("asyncio.Barrier came with Python 3.11")
+
+    async def answer(request):
+        await all_here.wait()
+        return web.json_response({})
+
+    async with serving(Script(generate=answer)) as engine:
+        await asyncio.wait_for(asyncio.gather(*[engine.generate({"text": str(i)}) for i in range(200)]), 30)
+
+
+UPDATED = {"success": True, "message": "Succeeded to update model weights.", "num_paused_requests": 0}
+
+
+async def test_weights_are_updated_after_a_drain_and_the_version_is_read_back(tmp_path):
+    script = Script(
+        flush_cache=(200, "Cache flushed."),
+        update_weights_from_disk=(200, UPDATED),
+        model_info=(200, {"weight_version": "v2"}),
+    )
+    async with serving(script) as engine:
+        await engine.update_weights(tmp_path, "v2")
+    drain, update, read_back = script.asked
+    assert drain[0].startswith("/flush_cache?timeout=")
+    assert update == ("/update_weights_from_disk", {"model_path": str(tmp_path), "weight_version": "v2"})
+    assert read_back[0] == "/model_info"
+
+
+@pytest.mark.parametrize(
+    ("answers", "message"),
+    [
+        ({"flush_cache": (400, "Timed out waiting for idle state.")}, "status 400: Timed out waiting for idle state"),
+        (
+            {"update_weights_from_disk": (400, {"success": False, "message": "Failed to get weights iterator: gone"})},
+            "status 400: Failed to get weights iterator: gone",
+        ),
+        ({"update_weights_from_disk": (200, {"success": False, "message": "half"})}, "half"),
+        ({"update_weights_from_disk": (200, "")}, "update_weights_from_disk"),
+        ({"model_info": (200, {"weight_version": "v1"})}, "'v1' after an update to 'v2'"),
+        ({"model_info": (200, {})}, "None after an update to 'v2'"),
+    ],
+)
+async def test_an_update_that_did_not_happen_is_an_error_that_says_why(tmp_path, answers, message):
+    sound = {
+        "flush_cache": (200, "Cache flushed."),
+        "update_weights_from_disk": (200, UPDATED),
+        "model_info": (200, {"weight_version": "v2"}),
+    }
+    async with serving(Script(**{**sound, **answers})) as engine:
+        with pytest.raises(EngineError, match=message) as error:
+            await engine.update_weights(tmp_path, "v2")
+    assert not isinstance(error.value, EngineUnavailable)
+
+
+@pytest.mark.parametrize("status", [502, 503, 504])
+async def test_a_gateway_that_reaches_no_engine_is_unavailable(status):
+    async with serving(Script(abort_request=(status, "no healthy upstream"))) as engine:
+        with pytest.raises(EngineUnavailable, match=f"status {status}: no healthy upstream"):
+            await engine.abort_all()
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"error": "invalid type"}, "invalid type"),
+        ({"error": {"message": "too long"}}, "too long"),
+        ({"object": "error", "message": "bad mode", "type": "Bad Request"}, "bad mode"),
+        ("plain words", "plain words"),
+        ([1, 2], r"\[1, 2\]"),
+    ],
+)
+async def test_the_reason_is_found_in_every_shape_of_error(body, message):
+    async with serving(Script(pause_generation=(400, body))) as engine:
+        with pytest.raises(EngineError, match=f"/pause_generation: status 400: {message}$"):
+            await engine.pause()
+
+
+async def test_control_calls_ask_what_sglang_expects():
+    script = Script(
+        abort_request=(200, ""),
+        pause_generation=(200, {"status": "ok"}),
+        continue_generation=(200, {"status": "ok"}),
+        health=(200, ""),
+    )
+    async with serving(script) as engine:
+        await engine.abort_all()
+        await engine.pause()
+        await engine.continue_()
+        assert await engine.health() is True
+    assert script.asked == [
+        ("/abort_request", {"abort_all": True}),
+        ("/pause_generation", {}),
+        ("/continue_generation", {}),
+        ("/health", None),
+    ]
+
+
+async def test_an_engine_that_is_still_loading_is_not_healthy():
+    async with serving(Script(health=(503, ""))) as engine:
+        assert await engine.health() is False
+
+
+@pytest.mark.parametrize(
+    ("info", "expected"),
+    [
+        ({"engine": "parity-embedded", "deterministic": True, "seed_per_slot": True}, (True, True)),
+        ({"version": "0.5.23", "enable_deterministic_inference": True}, (True, False)),
+        ({"version": "0.5.23", "enable_deterministic_inference": False}, (False, False)),
+        ({"version": "0.5.23"}, (False, False)),
+        ({"seed_per_slot": True}, (False, False)),
+        ({"deterministic": "true"}, (False, False)),
+    ],
+)
+async def test_what_an_engine_promises_is_read_from_its_settings(info, expected):
+    async with serving(Script(server_info=(200, info))) as engine:
+        can = await engine.capabilities()
+    assert can == Capabilities(seeded=expected[0], seed_per_slot=expected[1])
+
+
+async def test_older_names_of_the_information_endpoints_are_tried():
+    async with serving(Script(get_model_info=(200, {"weight_version": "v1"}))) as engine:
+        assert await engine.model_info() == {"weight_version": "v1"}
+        with pytest.raises(EngineError, match="/get_server_info: status 404: Not Found"):
+            await engine.server_info()
+
+
+async def test_information_that_is_no_object_is_an_error():
+    async with serving(Script(server_info=(200, [1]))) as engine:
+        with pytest.raises(EngineError, match=r"/server_info: status 200: \[1\]"):
+            await engine.capabilities()
+
+
+async def test_somebody_elses_engine_is_asked_for_samples_and_not_touched(tmp_path):
+    script = Script(generate=(200, {"text": "a"}), flush_cache=(200, "Cache flushed."), server_info=(200, {}))
+    async with serving(script) as there, open_engine(there.url, tmp_path, tmp_path).client() as engine:
+        assert await engine.generate({"text": "b"}) == {"text": "a"}
+        assert await engine.capabilities() == Capabilities()
+        before = len(script.asked)
+        for refused in (
+            engine.update_weights(tmp_path, "v1"),
+            engine.flush_cache(),
+            engine.abort_all(),
+            engine.pause(),
+        ):
+            with pytest.raises(UsageError, match="somebody else runs"):
+                await refused
+        with pytest.raises(UsageError, match="somebody else runs"):
+            await engine.continue_()
+        assert len(script.asked) == before
+        async with open_engine(there.url, tmp_path, tmp_path, control=True).client() as allowed:
+            await allowed.flush_cache()
+        assert len(script.asked) == before + 1
+
+
+async def test_a_client_outside_its_context_says_so():
+    with pytest.raises(RuntimeError, match="async with"):
+        await EngineClient("http://127.0.0.1:1", "e0").generate({})
+
+
+async def test_a_router_is_known_by_itself_and_its_engine_by_the_first_worker_that_answers():
+    counts = {"router_manager": True, "routers_count": 1, "workers_count": 2}  # as sglang-router 0.3.2 answers
+    settings = {"version": "0.5.23", "enable_deterministic_inference": True}
+    async with serving(Script(server_info=(200, settings))) as worker:
+        with socket.socket() as nobody:  # bound, and not listening
+            nobody.bind(("127.0.0.1", 0))
+            urls = [{"url": f"http://127.0.0.1:{nobody.getsockname()[1]}"}, {"url": worker.url}]
+            script = Script(get_server_info=(200, counts), workers=(200, {"workers": urls}))
+            async with serving(script, control=False) as router:
+                assert await router.server_info() == settings | counts
+                routed = Capabilities(seeded=True, text_lists=False, sampling_params_lists=False)
+                assert await router.capabilities() == routed
+        assert await worker.capabilities() == Capabilities(seeded=True)
+    async with serving(Script(get_server_info=(200, counts), workers=(200, {"workers": "?"}))) as router:
+        assert await router.server_info() == counts

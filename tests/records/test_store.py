@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from parity.errors import InputError, UsageError
+from parity.records.exchanges import Exchange
+from parity.records.samples import Rollout, Sample
+from parity.records.store import RunStore, create_experiment, exclusive, read_experiment, write_atomically
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunStore:
+    store = RunStore(tmp_path / "runs" / "native-seed1")
+    store.create()
+    return store
+
+
+def finish(run: RunStore, step: int) -> None:
+    rollout = Rollout.from_samples([Sample(0, 0, rollout_id=step, output_ids=[1, 2], logprobs=[-0.5, -0.25])])
+    run.write_step(step, rollout, [Exchange({"input_ids": [1]}, 200, {"text": "x"}, rollout_id=step)])
+    run.checkpoint_path(step + 1).mkdir()
+    run.append_metrics({"step": step, "train/loss": 0.125 * step})
+
+
+def test_what_was_written_is_read_again(run: RunStore) -> None:
+    finish(run, 0)
+    assert run.metrics() == [{"step": 0, "train/loss": 0.0}]
+    assert next(run.rollout(0).samples()).logprobs == [-0.5, -0.25]
+    assert next(run.exchanges(0)).response == {"text": "x"}
+
+
+def test_a_step_is_counted_once(run: RunStore) -> None:
+    finish(run, 0)
+    for step in (0, 2):
+        with pytest.raises(InputError, match=f"step {step} where step 1 is next"):
+            run.append_metrics({"step": step})
+
+
+def test_a_line_cut_off_while_it_was_written_is_no_finished_step(run: RunStore) -> None:
+    for step in range(3):
+        finish(run, step)
+    path = run.path / "metrics.jsonl"
+    path.write_bytes(path.read_bytes()[:-5])
+    (run.path / "rollouts" / ".step-000003.parquet.partial").write_bytes(b"half")
+    run.drop_unfinished()
+    assert run.finished_steps() == 2
+    assert {item.name for item in (run.path / "rollouts").iterdir()} == {"step-000000.parquet", "step-000001.parquet"}
+    # the checkpoint that the cut-off step starts from stays; the one it made goes
+    assert [item.name for item in sorted((run.path / "checkpoints").iterdir())] == ["step-000001", "step-000002"]
+    finish(run, 2)
+    assert run.finished_steps() == 3
+
+
+def test_a_step_without_its_line_is_written_and_not_finished(run: RunStore) -> None:
+    finish(run, 0)
+    run.write_step(1, run.rollout(0), [])
+    assert (run.finished_steps(), run.written_steps()) == (1, 2)
+    run.exchanges_path(1).unlink()  # they are written last
+    assert run.written_steps() == 1
+
+
+def test_checkpoints_before_the_last_step_go(run: RunStore) -> None:
+    for step in range(3):
+        finish(run, step)
+    run.prune_checkpoints(keep_from=2)
+    assert [item.name for item in sorted((run.path / "checkpoints").iterdir())] == ["step-000002", "step-000003"]
+
+
+def test_a_hole_in_the_steps_is_an_error(run: RunStore) -> None:
+    (run.path / "metrics.jsonl").write_text('{"step": 0}\n{"step": 2}\n')
+    with pytest.raises(InputError, match=r"metrics\.jsonl:2: step 2, expected 1"):
+        run.metrics()
+
+
+def test_a_nan_stays_a_nan(run: RunStore) -> None:
+    run.append_metrics({"step": 0, "train/loss": math.nan})
+    assert math.isnan(run.metrics()[0]["train/loss"])
+
+
+def test_an_experiment_is_not_started_over(tmp_path: Path) -> None:
+    create_experiment(tmp_path, {"baseline": "per-sample"})
+    with pytest.raises(UsageError, match="--resume"):
+        create_experiment(tmp_path, {"baseline": "batched"})
+    assert read_experiment(tmp_path) == {"baseline": "per-sample"}
+
+
+def test_only_one_process_writes_to_an_experiment(tmp_path: Path) -> None:
+    with exclusive(tmp_path), pytest.raises(UsageError, match="another process"), exclusive(tmp_path):
+        pass
+    with exclusive(tmp_path):
+        pass
+
+
+def test_a_broken_experiment_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="is no experiment"):
+        read_experiment(tmp_path)
+    (tmp_path / "experiment.json").write_text("{")
+    with pytest.raises(InputError, match=r"experiment\.json: not JSON"):
+        read_experiment(tmp_path)
+    (tmp_path / "experiment.json").write_text("[]")
+    with pytest.raises(InputError, match="object is expected, not list"):
+        read_experiment(tmp_path)
+
+
+def test_an_atomic_write_replaces_whole(tmp_path: Path) -> None:
+    path = tmp_path / "file.json"
+    write_atomically(path, b"1")
+    write_atomically(path, json.dumps({"a": 1}).encode())
+    assert [item.name for item in tmp_path.iterdir()] == ["file.json"]
+    assert json.loads(path.read_bytes()) == {"a": 1}
