@@ -21,10 +21,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from parity.commands.bench import BenchConfig, Summary, Workload, parse_mode, run_bench, summarise
+from parity.commands.bench import run_bench
 from parity.commands.bench.loads import metrics_source
 from parity.engines import EngineProcess, router
 from parity.engines.process import HOST, reserve_port
+from parity.records.bench import BenchConfig, Workload, parse_mode
+from parity.stats import Summary, summarise
 
 WORKER = Path(__file__).parents[1] / "tests" / "support" / "paced_worker.py"
 EAGER = "cache_aware 4/1.1"

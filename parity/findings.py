@@ -127,6 +127,12 @@ def quantity(number: int, unit: str) -> str:
     return f"{number:,} {unit if number != 1 else unit.removesuffix('s')}"
 
 
+def short_repr(value: object, longest: int = 60) -> str:
+    """A value as Python writes it, cut to so many characters."""
+    text = repr(value)
+    return text if len(text) <= longest else text[: longest - 3] + "..."
+
+
 @dataclass(frozen=True, slots=True)
 class Judgement:
     """A verdict and the sentences that it rests on."""

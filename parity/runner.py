@@ -22,12 +22,13 @@ import psutil
 from parity.engines import Engine, EngineClient, open_engine
 from parity.engines.designs import LIST_TWIN_REACH, choose_designs
 from parity.engines.detection import detect_determinism
+from parity.engines.replaying import replaying_post
+from parity.engines.router import engine_words
 from parity.errors import EngineError, EngineUnavailable, InputError, ParityError, TrainingError, UsageError
-from parity.evidence.replay.twins import replaying_post
 from parity.faults import AfterScoring, planting
 from parity.metrics import balance_metrics, rollout_metrics
 from parity.records.exchanges import Exchange
-from parity.records.experiment import LIST_TWIN, ExperimentConfig, Pair, engine_words, plan_pairs, weight_version
+from parity.records.experiment import LIST_TWIN, ExperimentConfig, Pair, plan_pairs, weight_version
 from parity.records.provenance import commit, versions
 from parity.records.samples import Rollout, Sample
 from parity.records.store import RunStore, amend_experiment, create_experiment, exclusive, read_experiment, run_store
@@ -99,7 +100,6 @@ def run_experiment(
         UsageError: The configuration cannot be run, or is not the one on disk.
         EngineError: The engine does not come up, or a step failed `STEP_ATTEMPTS` times.
     """
-    config.validate()
     with exclusive(out):
         if resume:
             _check_resumed(config, read_experiment(out))

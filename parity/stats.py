@@ -6,9 +6,12 @@ intervals, p, unit, number of units, method and warnings.
 
 from __future__ import annotations
 
+from parity.evidence.cost.benchmark import BenchReport, Ratio, Summary, assess_benchmark, name_of
 from parity.evidence.cost.paired_ratio import RatioResult, paired_log_ratio
+from parity.evidence.cost.run_cost import run_cost_findings
 from parity.evidence.metric_findings import collapse_finding, cost_findings
 from parity.evidence.multiplicity import benjamini_hochberg, holm
+from parity.evidence.planning import MetricPlan, Plan, group_spreads, merged, run_spreads
 from parity.evidence.sampling.anytime import (
     ExchangeProcess,
     NormalProcess,
@@ -41,7 +44,7 @@ from parity.evidence.sampling.power import (
     simulate_power,
     simulate_watched_groups,
 )
-from parity.evidence.sampling.rescored import Rescored, rescored_findings
+from parity.evidence.sampling.rescored import CHECK, Rescored, rescored_findings
 from parity.evidence.sampling.sequential import (
     ConfidenceSequence,
     EProcess,
@@ -50,10 +53,22 @@ from parity.evidence.sampling.sequential import (
     sequential_verdict,
 )
 from parity.evidence.sampling.set_size import SAMPLING_MARGINS, sampling_findings
+from parity.evidence.sampling.trajectory import (
+    TRAJECTORY_MARGINS,
+    DrawnGroup,
+    GroupBounds,
+    Trajectory,
+    drawn_groups,
+    e_value,
+    of_drawn_arm,
+    trajectory_findings,
+)
 from parity.evidence.sampling.watched import Evidence
 from parity.evidence.training.bands import Band, curve_band
+from parity.evidence.training.censoring import COMPLETE, EARLY, Ending, censoring_finding, worst_case_finding
 from parity.evidence.training.collapse import Collapse, RateComparison, collapse_rates, detect_collapse
 from parity.evidence.training.equivalence import secondary_findings, training_findings
+from parity.evidence.training.recordings import odd_zeros, recording_findings, without_odd_zeros
 from parity.evidence.two_samples import (
     Margin,
     RunComparison,
@@ -64,35 +79,51 @@ from parity.evidence.two_samples import (
     tost_power,
     verdict_of,
 )
-from parity.evidence.values import GroupValues, Result, RunValues
+from parity.evidence.values import Floats, GroupValues, Result, RunValues
 
 __all__ = [
+    "CHECK",
+    "COMPLETE",
+    "EARLY",
     "SAMPLING_MARGINS",
+    "TRAJECTORY_MARGINS",
     "Band",
+    "BenchReport",
     "Collapse",
     "ConfidenceSequence",
+    "DrawnGroup",
     "EProcess",
+    "Ending",
     "Evidence",
     "ExchangeProcess",
+    "Floats",
+    "GroupBounds",
     "GroupPowerRow",
     "GroupValues",
     "Margin",
+    "MetricPlan",
     "Monitor",
     "NormalProcess",
     "PairContrasts",
     "PairedResult",
+    "Plan",
     "PowerRow",
     "RateComparison",
+    "Ratio",
     "RatioResult",
     "Rescored",
     "Result",
     "RunComparison",
     "RunValues",
+    "Summary",
+    "Trajectory",
     "Watched",
     "adjusted_log_e",
+    "assess_benchmark",
     "average_e_value",
     "benjamini_hochberg",
     "bernoulli_e_value",
+    "censoring_finding",
     "collapse_finding",
     "collapse_rates",
     "compare_runs",
@@ -100,13 +131,20 @@ __all__ = [
     "curve_band",
     "decide_many",
     "detect_collapse",
+    "drawn_groups",
+    "e_value",
     "equality_kernel",
+    "group_spreads",
     "groups_needed",
     "holm",
     "independence_tests",
     "margin_from_history",
+    "merged",
+    "name_of",
     "neighbour_test",
     "normal_sequence",
+    "odd_zeros",
+    "of_drawn_arm",
     "pair_contrasts",
     "paired_events",
     "paired_groups",
@@ -114,7 +152,10 @@ __all__ = [
     "predict_one",
     "prefix_kernel",
     "product_kernel",
+    "recording_findings",
     "rescored_findings",
+    "run_cost_findings",
+    "run_spreads",
     "runs_needed",
     "sampling_findings",
     "secondary_findings",
@@ -126,5 +167,8 @@ __all__ = [
     "slot_test",
     "tost_power",
     "training_findings",
+    "trajectory_findings",
     "verdict_of",
+    "without_odd_zeros",
+    "worst_case_finding",
 ]

@@ -20,7 +20,8 @@ from parity.cli.shared import SeveralValues, given_options, new_directory
 from parity.errors import EngineError, UsageError
 
 if TYPE_CHECKING:
-    from parity.commands.bench import BenchConfig, BenchResult, Measurement, Step  # loads scipy, which takes a second
+    from parity.commands.bench import Step  # loads scipy, which takes a second
+    from parity.records.bench import BenchConfig, BenchResult, Measurement
 
 EXIT_UNEQUAL = 3
 PRESET_NAMES = ("text-256x4x256", "text-512x4x16", "image-64x8")
@@ -130,7 +131,8 @@ def bench(
     config.validate()
     from parity.commands.bench import open_sources, run_bench, whole_repeats
     from parity.records.bench_files import read_bench
-    from parity.report.bench import assess, document, print_bench, ratio_lines, write_bench
+    from parity.report.bench import document, print_bench, ratio_lines, write_bench
+    from parity.stats import assess_benchmark
 
     before = read_bench(earlier) if earlier else None
     if before and before.config.workload != config.workload:
@@ -166,11 +168,11 @@ def bench(
             )
         except (EngineError, KeyboardInterrupt):
             if partial := whole_repeats(config, finished, control or not url):
-                files = write_bench(assess(partial, before), directory, command)
+                files = write_bench(assess_benchmark(partial, before), directory, command)
                 said = f"{partial.config.repeats} of {config.repeats} repeats were whole"
                 click.echo(f"{said}: they are in {files[0]} and {files[1].name}", err=True)
             raise
-    report = assess(result, before)
+    report = assess_benchmark(result, before)
     files = write_bench(report, directory, command)
     if as_json:
         import orjson
@@ -188,8 +190,7 @@ def bench(
 
 def _config(context: click.Context, preset: str | None, engine: str, asked: dict[str, Any]) -> BenchConfig:
     """The preset, or the defaults, with the options that were given."""
-    from parity.commands.bench import PRESETS, SHARED_PREFIX, BenchConfig, Workload, parse_mode
-    from parity.records.bench import at_url
+    from parity.records.bench import PRESETS, SHARED_PREFIX, BenchConfig, Workload, at_url, parse_mode
 
     given = given_options(context, asked)
     if "shared_prefix" in given:

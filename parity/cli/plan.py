@@ -70,8 +70,8 @@ def plan(
     import orjson
 
     from parity.evidence import planning
-    from parity.evidence.sampling.set_size import SAMPLING_MARGINS
     from parity.report.plan import cheapest, print_plan
+    from parity.stats import SAMPLING_MARGINS
 
     stated: dict[str, planning.Spread] = {}
     fields = (("group", "--sigma", "sigmas"), ("run", "--sigma-run", "run_sigmas"), ("mean", "--mean", "means"))
@@ -93,9 +93,9 @@ def plan(
 
 def _measured(history: tuple[str, ...], group_size: int, quiet: bool) -> Mapping[str, Any]:
     """The spreads in what the user has: samples where there are some, curves where there are some."""
-    from parity.evidence.planning import group_spreads, merged, run_spreads
     from parity.sources.curves import read_runs
     from parity.sources.dumps import find_sources
+    from parity.stats import group_spreads, merged, run_spreads
 
     rollouts, runs = [], []
     with counting(quiet) as watcher:

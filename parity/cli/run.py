@@ -120,8 +120,10 @@ def run(
     if resume and out is None:
         raise UsageError("--resume needs --out: the directory of the experiment to go on with")
     directory = out or new_directory()
+    from parity.commands.question import check_experiment
+
     config = _run_config(context, asked, directory if resume else None)
-    config.validate()
+    check_experiment(config)
     console = Console(stderr=as_json, highlight=False)
     with interruptible("run", directory), _watching(console, quiet) as (step, note):
         note(f"experiment: {directory}")

@@ -104,11 +104,12 @@ def sample(context: click.Context, /, out: Path | None, resume: bool, as_json: b
     command = shlex.join(["parity", *sys.argv[1:]])
     with interruptible("sample", directory), _watching(console, quiet) as (block, note):
         note(f"samples and exchanges: {directory}")
+        from parity.commands.question import check_sampling
         from parity.commands.sample import Watcher, sample_arms
         from parity.report.sampling import headline, print_sampling, write_sampling  # these import torch for seconds
 
         config = _config(context, asked, directory if resume else None)
-        config.validate()
+        check_sampling(config)
         result = sample_arms(
             config, directory, command=command, watcher=Watcher(block, note), cache=cache_directory(), resume=resume
         )
@@ -125,9 +126,9 @@ def sample(context: click.Context, /, out: Path | None, resume: bool, as_json: b
 
 def _config(context: click.Context, asked: dict[str, Any], resumed: Path | None) -> Any:
     """What is asked for: the defaults with the options given; when resuming, what is on disk, which must agree."""
-    from parity.commands.sample import MARGINS, SamplingConfig
     from parity.commands.sample.store import read_config
-    from parity.evidence.sampling.set_size import SAMPLING_MARGINS
+    from parity.records.sampling import MARGINS, SamplingConfig
+    from parity.stats import SAMPLING_MARGINS
 
     asked["margins"] = {**MARGINS, **parse_margins(asked["margins"], SAMPLING_MARGINS)}
     if resumed is None:

@@ -19,9 +19,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from parity.errors import EngineError, UsageError
 from parity.findings import Verdict
+from parity.records.experiment import ARMS
 from parity.report.trackers import Targets, check_installed, publish
 from parity.report.words import LANGUAGES, Language, speaker
-from rollout_patch import ARMS
 
 if TYPE_CHECKING:
     from parity.report.document import Report  # imports scipy, which takes seconds

@@ -65,8 +65,8 @@ def watch(
     evidence from the same files. It may be started before what it follows.
     """
     from parity.commands import watch as watching
-    from parity.evidence.sampling.trajectory import TRAJECTORY_MARGINS, GroupBounds
     from parity.report.watch import line, print_result, screen
+    from parity.stats import TRAJECTORY_MARGINS, GroupBounds
 
     if not -math.inf < reward_range[0] < reward_range[1] < math.inf:
         raise UsageError(f"--reward-range {reward_range[0]:g} {reward_range[1]:g}: the lowest, then the highest reward")

@@ -11,7 +11,6 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +18,10 @@ import pyarrow as pa
 
 from parity.contract_checks import AdvantageFormula, Rules, check_batches, check_exchanges, check_recording, samples_of
 from parity.errors import InputError, UsageError
-from parity.findings import Finding, Status, quantity
+from parity.findings import Finding, quantity
 from parity.records.exchanges import Exchange
 from parity.records.samples import Rollout, Sample
+from parity.report.checks import CheckResult
 from parity.sources.dumps import Omission, Source, dataset_of, find_sources, omission
 from parity.sources.dumps.rows import rollout_of
 from parity.sources.json_lines import in_batches
@@ -29,64 +29,6 @@ from parity.sources.json_lines import in_batches
 _OUTPUTS_AT_A_TIME = 2_048
 _RULES_OVER_OUTPUTS = ("output_count", "weight_version", "clones", "clone_prefixes")
 """Rules over groups that recorded answers alone are held to; those over single outputs are the exchanges' own."""
-
-
-class CheckVerdict(str, Enum):
-    """The outcome of a check."""
-
-    PASS = "PASS"
-    FAIL = "FAIL"
-    INCONCLUSIVE = "INCONCLUSIVE"
-
-
-@dataclass(frozen=True, slots=True)
-class CheckResult:
-    """What a check found.
-
-    Attributes:
-        findings: Those of every data set; `where.run` names the data set if there are several.
-        counts: How many samples, groups and exchanges were read, from how many files.
-        sources: The files read, and their formats.
-        omissions: The files that were not read whole, and why.
-    """
-
-    findings: tuple[Finding, ...]
-    counts: dict[str, int]
-    sources: tuple[tuple[Path, str], ...]
-    omissions: tuple[Omission, ...]
-
-    @property
-    def damaged(self) -> bool:
-        """Whether a file of a known format could not be read whole."""
-        return any(one.damaged for one in self.omissions)
-
-    @property
-    def verdict(self) -> CheckVerdict:
-        """FAIL if a rule is broken, PASS if some were checked and everything could be read, else INCONCLUSIVE."""
-        if any(finding.fails for finding in self.findings):
-            return CheckVerdict.FAIL
-        compared = any(finding.status is Status.PASS for finding in self.findings)
-        undecided = any(finding.status is Status.INCONCLUSIVE for finding in self.findings)
-        return CheckVerdict.PASS if compared and not undecided and not self.damaged else CheckVerdict.INCONCLUSIVE
-
-    @property
-    def exit_code(self) -> int:
-        """0 passed, 1 failed, 2 a file could not be read whole, 3 inconclusive."""
-        if self.verdict is CheckVerdict.INCONCLUSIVE:
-            return 2 if self.damaged else 3
-        return int(self.verdict is CheckVerdict.FAIL)
-
-    def to_json(self) -> dict[str, Any]:
-        """The result in the format of `--json`."""
-        return {
-            "verdict": self.verdict.value,
-            "counts": self.counts,
-            "findings": [finding.to_json() for finding in self.findings],
-            "sources": [{"path": str(path), "format": name} for path, name in self.sources],
-            "omissions": [
-                {"path": str(one.path), "reason": one.reason, "damaged": one.damaged} for one in self.omissions
-            ],
-        }
 
 
 _Key = tuple[Any, ...]

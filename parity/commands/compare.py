@@ -10,18 +10,28 @@ from typing import Any
 import numpy as np
 
 from parity.errors import UsageError
-from parity.evidence.cost.run_cost import run_cost_findings
-from parity.evidence.metric_findings import REWARD, collapse_finding
-from parity.evidence.training.censoring import COMPLETE, EARLY, Ending, censoring_finding, worst_case_finding
-from parity.evidence.training.collapse import detect_collapse
-from parity.evidence.training.equivalence import secondary_findings, training_findings
-from parity.evidence.training.recordings import odd_zeros, recording_findings, without_odd_zeros
 from parity.findings import Finding, Judgement, Level, Severity, Status, Verdict, Where, quantity, status_of_level
 from parity.metrics import RunCurves
 from parity.records.experiment import DEFAULT_MARGINS
+from parity.records.metric_names import REWARD
 from parity.report.document import Report, build_report
 from parity.report.runs import RunRecord
 from parity.sources.curves.recorded_runs import COMPLETED, RecordedRun
+from parity.stats import (
+    COMPLETE,
+    EARLY,
+    Ending,
+    censoring_finding,
+    collapse_finding,
+    detect_collapse,
+    odd_zeros,
+    recording_findings,
+    run_cost_findings,
+    secondary_findings,
+    training_findings,
+    without_odd_zeros,
+    worst_case_finding,
+)
 
 BASELINE, EXPERIMENT = "baseline", "experiment"
 DESIGN = "recorded"

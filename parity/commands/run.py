@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from parity.commands.question import check_experiment
 from parity.contract_checks import (
     CHECKS,
     Rules,
@@ -17,15 +18,7 @@ from parity.contract_checks import (
     check_requests,
 )
 from parity.errors import InputError
-from parity.evidence.replay.twins import compare_twins
-from parity.evidence.sampling.trajectory import (
-    TRAJECTORY_MARGINS,
-    GroupBounds,
-    Trajectory,
-    drawn_groups,
-    of_drawn_arm,
-    trajectory_findings,
-)
+from parity.evidence.replay import compare_twins
 from parity.findings import Finding, Level, Severity, Status, Where, quantity
 from parity.metrics import RunCurves, curves_of_run, rollout_metrics
 from parity.records.exchanges import Exchange
@@ -42,7 +35,17 @@ from parity.records.samples import Rollout, Sample
 from parity.records.store import RunStore, read_experiment, run_store
 from parity.report.document import Report, build_report
 from parity.report.runs import RunRecord
-from parity.stats import collapse_finding, cost_findings, training_findings
+from parity.stats import (
+    TRAJECTORY_MARGINS,
+    GroupBounds,
+    Trajectory,
+    collapse_finding,
+    cost_findings,
+    drawn_groups,
+    of_drawn_arm,
+    training_findings,
+    trajectory_findings,
+)
 from parity.trainer.tasks import Task, get_task
 
 _LEVEL_OF_DESIGN = {"paired": Level.TRAINING, "switchback": Level.SAMPLING, "probe": Level.SAMPLING}
@@ -66,7 +69,7 @@ def assess(directory: Path) -> Report:
     """
     experiment = read_experiment(directory)
     config = ExperimentConfig.from_json(experiment.get("config"))
-    config.validate()
+    check_experiment(config)
     _check_facts(experiment, directory)
     planned = plan_pairs(config, experiment.get("designs", ()))
     started = list(_started_pairs(directory, planned))

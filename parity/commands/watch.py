@@ -13,24 +13,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from parity.commands.check import CheckResult, check_sources
+from parity.commands.check import check_sources
 from parity.contract_checks import Rules, check_batches, check_exchanges
 from parity.errors import InputError
-from parity.evidence.sampling.trajectory import (
-    TRAJECTORY_MARGINS,
-    DrawnGroup,
-    GroupBounds,
-    Trajectory,
-    drawn_groups,
-    trajectory_findings,
-)
-from parity.findings import Finding, Judgement, Level, Status, Verdict, judge, quantity
+from parity.findings import Finding, Level, Status, Verdict, judge, quantity
 from parity.records.exchanges import Exchange
 from parity.records.experiment import ExperimentConfig
 from parity.records.samples import Rollout
 from parity.records.store import EXPERIMENT_FILE, read_experiment, run_store
+from parity.report.checks import CheckResult
+from parity.report.watch import WatchResult
 from parity.sources.dumps.sample_lines import samples_of_lines
 from parity.sources.json_lines import read_appended
+from parity.stats import TRAJECTORY_MARGINS, DrawnGroup, GroupBounds, Trajectory, drawn_groups, trajectory_findings
 
 POLL_SECONDS = 1.0
 _ENDED = ("completed", "failed")
@@ -291,30 +286,6 @@ def watch(follower: Follower, start: Watch, *, once: bool, sleep: float = POLL_S
     for step in follower.rest():
         seen = seen.update(step)
         yield seen
-
-
-@dataclass(frozen=True, slots=True)
-class WatchResult:
-    """What a watched recording shows: the whole contract, checked again from the files, and the evidence so far.
-
-    Attributes:
-        findings: Of both.
-        counts: How many samples, groups and exchanges were checked.
-        judgement: The verdict and what it rests on.
-    """
-
-    findings: tuple[Finding, ...]
-    counts: Mapping[str, int]
-    judgement: Judgement
-
-    def to_json(self) -> dict[str, Any]:
-        """The result in the format of `--json`."""
-        return {
-            "verdict": self.judgement.verdict.value,
-            "reasons": list(self.judgement.reasons),
-            "counts": dict(self.counts),
-            "findings": [finding.to_json() for finding in self.findings],
-        }
 
 
 def judge_recording(directory: Path, seen: Watch) -> WatchResult:

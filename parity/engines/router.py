@@ -125,3 +125,10 @@ class RouterLog:
         for line in lines.decode(errors="replace").splitlines():
             if found := _SENT.search(_COLOURS.sub("", line)):
                 yield found[1], found[2]
+
+
+def engine_words(engine: str, workers: int, router: str) -> str:
+    """The engine, its workers and its router, as a report names them."""
+    if workers == 1 and not router:
+        return engine
+    return f"{engine} ({workers} worker{'s' * (workers > 1)} behind sglang-router, {router or DEFAULT_POLICY})"

@@ -14,13 +14,15 @@ from parity.evidence.training.collapse import collapse_rates, detect_collapse
 from parity.evidence.values import ALPHA, Interval
 from parity.findings import Finding, Level, Status, Verdict, Where, quantity
 from parity.metrics import AlignedRuns, Curve, RunCurves, align
+from parity.records.metric_names import (
+    ENGINE_BALANCE,
+    REQUESTS,
+    RESPONSE_LENGTH,
+    REWARD,
+    ROLLOUT_TIME,
+    TOKENS_PER_SECOND,
+)
 
-REWARD = "rollout/raw_reward"
-REQUESTS = "perf/requests"
-ROLLOUT_TIME = "perf/rollout_time"
-TOKENS_PER_SECOND = "perf/tokens_per_gpu_per_sec"
-ENGINE_BALANCE = "perf/engine_tokens/max_over_mean"
-RESPONSE_LENGTH = "rollout/response_len/mean"
 LARGEST_TOKEN_DIFFERENCE = 0.01
 STATUS_OF_VERDICT = {
     Verdict.PARITY: Status.PASS,

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from parity.evidence.contract.rules import Rules
+from parity.contract_checks import Rules
 from parity.metrics import rollout_metrics
 from parity.records.exchanges import Exchange
 from parity.records.samples import SCHEMA, Rollout, Sample

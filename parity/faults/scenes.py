@@ -25,7 +25,7 @@ from parity.contract_checks import (
     check_samples,
     samples_of,
 )
-from parity.evidence.replay.twins import compare_twins
+from parity.evidence.replay import compare_twins
 from parity.faults.clean import (
     MARGINS,
     RULES,

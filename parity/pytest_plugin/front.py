@@ -14,8 +14,8 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
+from parity.engines.replaying import replaying_post
 from parity.errors import InputError
-from parity.evidence.replay.twins import replaying_post
 from parity.records.exchanges import Exchange
 
 MAX_BODY_BYTES = 64 << 20

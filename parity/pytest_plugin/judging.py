@@ -22,7 +22,7 @@ from parity.contract_checks import (
     check_samples,
 )
 from parity.errors import InputError, UsageError
-from parity.evidence.replay.twins import compare_twins
+from parity.evidence.replay import compare_twins
 from parity.findings import Finding, Level, Status, quantity
 from parity.records.exchanges import Exchange, read_exchanges
 from parity.records.samples import Rollout, Sample

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from parity.engines import check_fleet
 from parity.errors import UsageError
-from rollout_patch import ARMS
+from parity.records.experiment import ARMS
 
 SHARED_PREFIX: Mapping[str, float] = {"none": 0.0, "part": 0.5, "all": 1.0}
 """The share of every prompt that is the same in all groups, by name."""
@@ -130,8 +129,6 @@ class BenchConfig:
                 raise UsageError(f"--{name.replace('_', '-')} is {value}: expected {least} or more")
         if self.seed >= 2**63:  # the most that JSON is written with
             raise UsageError(f"--seed is {self.seed}: expected less than 2**63")
-        for policy in self.policies:
-            check_fleet(self.engine, self.workers, policy)
 
     @property
     def rollouts(self) -> int:
@@ -164,3 +161,80 @@ asked for at once; the last over eight engines, where it takes 64 requests inste
 def at_url(config: BenchConfig, url: str) -> BenchConfig:
     """The same work, asked of a deployment that is there."""
     return replace(config, engine=url, workers=1, routers=())
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What one engine served; `None` is not known."""
+
+    requests: float | None = None
+    decode_tokens: float | None = None
+
+
+QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "max": 1.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """One rollout in one mode.
+
+    Attributes:
+        mode: Its name.
+        repeat: Counted from 0.
+        seconds: From the first request to the last answer.
+        requests: HTTP requests sent.
+        samples: Outputs that came back.
+        output_tokens: Tokens of all outputs.
+        prompt_tokens: Prompt tokens as the engine counts them, once a sample; `None` where it does not say.
+        cached_tokens: How many of those came from the prefix cache.
+        at_cap: Outputs that ended by length at the cap.
+        failed_groups: Groups that came back with an error or not at all.
+        failure: The first such error.
+        request_seconds: Quantiles of the time of a request, by name (`QUANTILES`).
+        group_seconds: Of the time from a group's first request to its last answer.
+        client_cpu: Seconds of CPU of this process.
+        engine_cpu: Of the engines, and the router if there is one; `None` where they are not ours to look at.
+        engines: What each engine served; empty where nothing counts it.
+        policy: The router's policy, if it was started here.
+    """
+
+    mode: str
+    repeat: int
+    seconds: float
+    requests: int
+    samples: int
+    output_tokens: int
+    prompt_tokens: int | None
+    cached_tokens: int | None
+    at_cap: int
+    failed_groups: int
+    failure: str | None
+    request_seconds: Mapping[str, float]
+    group_seconds: Mapping[str, float]
+    client_cpu: float
+    engine_cpu: float | None = None
+    engines: Mapping[str, Load] = field(default_factory=dict)
+    policy: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BenchResult:
+    """What was measured.
+
+    Attributes:
+        config: What was asked for.
+        engine: What the engine says of itself.
+        cache_emptied: Whether the prefix cache was emptied before each rollout.
+        rollouts: Every measured one, in the order they ran.
+    """
+
+    config: BenchConfig
+    engine: dict[str, Any]
+    cache_emptied: bool
+    rollouts: tuple[Measurement, ...]
+
+    def of(self, policy: str | None, mode: str) -> list[Measurement]:
+        """The rollouts of one mode under one policy, by repeat."""
+        return sorted(
+            (one for one in self.rollouts if (one.policy, one.mode) == (policy, mode)), key=lambda one: one.repeat
+        )

@@ -10,11 +10,8 @@ from typing import Any
 
 import orjson
 
-from parity.commands.bench.loads import Load
-from parity.commands.bench.measuring import Measurement
-from parity.commands.bench.running import BenchResult
 from parity.errors import InputError
-from parity.records.bench import BenchConfig, Workload, parse_mode
+from parity.records.bench import BenchConfig, BenchResult, Load, Measurement, Workload, parse_mode
 
 FORMAT = 1
 MAX_BYTES = 256 << 20

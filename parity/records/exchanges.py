@@ -6,6 +6,7 @@ prompt-major: for prompts p1, p2 and n = 2 the order is p1 p1 p2 p2 (`tokenizer_
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -15,6 +16,9 @@ from typing import Any
 import orjson
 
 from parity.errors import InputError
+
+MEDIA_FIELDS = ("image_data", "video_data", "audio_data")
+"""Fields of a request that hold media."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,3 +185,39 @@ def read_exchanges(path: Path) -> Iterator[Exchange]:
                 yield Exchange.from_json(row, place)
     except OSError as error:
         raise InputError(f"{path}: {error.strerror or error}") from error
+
+
+def prompt_key(exchange: Exchange, number: int) -> str:
+    """Names one prompt of a request by its ids or text and the content of its media, whichever way those are nested."""
+    media = []
+    for name in MEDIA_FIELDS:
+        given = exchange.request.get(name)
+        if isinstance(given, list) and given and (exchange.is_batch or isinstance(given[0], list)):
+            given = given[number] if number < len(given) else None
+        media.append(_named_by_content(given if isinstance(given, list) or given is None else [given]))
+    return repr((exchange.prompts[number], [item or [] for item in media]))
+
+
+_NAMED = "sha256:"
+
+
+def _named_by_content(media: Any) -> Any:
+    """Media in any nesting, each replaced by ``sha256:`` and its digest; what a recorder named already stays."""
+    if media is None or (isinstance(media, str) and media.startswith(_NAMED)):
+        return media
+    if isinstance(media, list):
+        return [_named_by_content(item) for item in media]
+    return _NAMED + _digest(media)
+
+
+def _digest(item: Any) -> str:
+    """The digest that `rollout_patch.recorder` writes for a medium, for what JSON can hold."""
+    if isinstance(item, str):
+        content = item.encode("utf-8", "surrogatepass")
+    elif isinstance(item, dict):
+        content = "".join(sorted(_digest(key) + _digest(value) for key, value in item.items())).encode()
+    elif isinstance(item, list):
+        content = "".join(map(_digest, item)).encode()
+    else:
+        content = repr(item).encode()
+    return hashlib.sha256(f"{type(item).__qualname__}:{len(content)}:".encode() + content).hexdigest()

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from parity.errors import InputError, UsageError
+from parity.errors import InputError
 from parity.records.training_config import TrainingConfig
-from parity.trainer.tasks import get_task
-from rollout_patch import ARMS
+
+ARMS = ("per-sample", "batched", "native")
+"""The ways of asking for a group: n requests, one request with a list of n prompts, one request with `n`."""
 
 ENGINES = ("embedded", "sglang")
 """Engines that can be started here; a URL names one that somebody else runs."""
@@ -31,35 +32,6 @@ DEFAULT_MARGINS: Mapping[str, float] = {
     "train/grad_norm": 0.50,
 }
 """Largest run-level difference that counts as the same, by metric: absolute, in its unit (grad norm: of its log)."""
-
-
-def check_question(baseline: str, experiment: str, engine: str, workers: int = 1, router: str = "") -> None:
-    """Checks what every comparison is asked for.
-
-    Raises:
-        UsageError: An arm, the engine or the router's policy is not one that there is, both arms are the same, or
-            workers are asked of a deployment.
-    """
-    for arm in (baseline, experiment):
-        if arm not in ARMS:
-            raise UsageError(f"no arm {arm!r}: there are {', '.join(ARMS)}")
-    if baseline == experiment:
-        raise UsageError(f"both arms are {baseline!r}: a comparison needs two different ones")
-    if "://" not in engine and engine not in ENGINES:
-        raise UsageError(f"no engine {engine!r}: expected {', '.join(ENGINES)} or a URL")
-    if workers != 1 or router:
-        from parity.engines import check_fleet  # imports an HTTP client, which most commands need not wait for
-
-        check_fleet(engine, workers, router or None)
-
-
-def engine_words(engine: str, workers: int, router: str) -> str:
-    """The engine, its workers and its router, as a report names them."""
-    if workers == 1 and not router:
-        return engine
-    from parity.engines.router import DEFAULT_POLICY
-
-    return f"{engine} ({workers} worker{'s' * (workers > 1)} behind sglang-router, {router or DEFAULT_POLICY})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,39 +71,6 @@ class ExperimentConfig:
     training: TrainingConfig = field(default_factory=TrainingConfig)
     margins: Mapping[str, float] = field(default_factory=lambda: dict(DEFAULT_MARGINS))
     plants: tuple[str, ...] = ()
-
-    def validate(self) -> None:
-        """Checks what can be checked before anything runs.
-
-        Raises:
-            UsageError: An arm, a design, a count or a fault is not one that there is.
-        """
-        check_question(self.baseline, self.experiment, self.engine, self.workers, self.router)
-        unknown = set(self.designs) - set(DESIGNS)
-        if unknown:
-            raise UsageError(f"no design {sorted(unknown)}: there are {', '.join(DESIGNS)}")
-        if "replay" in self.designs and "paired" not in self.designs:
-            raise UsageError("a replay needs a recording: add --design paired")
-        if LIST_TWIN in self.designs and {self.baseline, self.experiment} != {"per-sample", "native"}:
-            raise UsageError(f"a {LIST_TWIN} compares per-sample with native, in place of which it asks for lists")
-        for name in ("seeds", "steps", "twin_steps"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(self, name)}")
-        if not 0 < self.probe_share <= 1:
-            raise UsageError(f"--probe-share is a share of the prompts above 0 and up to 1, not {self.probe_share}")
-        if "://" in self.engine and not self.control:
-            raise UsageError(f"training pushes weights to {self.engine}: allow it with --control")
-        task = get_task(self.task)
-        if self.plants:
-            from parity.faults import parse_plant  # imports the statistics, which most commands need not wait for
-
-            last = max(self.steps, self.twin_steps) - 1
-            for text in self.plants:
-                fault, step = parse_plant(text)
-                if step > last:
-                    raise UsageError(f"--plant {text}: steps count from 0, and the last one is {last}")
-                if fault.needs_images and not task.has_images:
-                    raise UsageError(f"--plant {text}: task {task.name} shows no images; --task digits does")
 
     def to_json(self) -> dict[str, Any]:
         """The configuration as ``experiment.json`` holds it."""

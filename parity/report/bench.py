@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +17,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from parity.commands.bench import BenchResult, Load, Ratio, Summary, compare, ratios, summarise
-from parity.evidence.cost.benchmark import name_of
 from parity.findings import quantity
 from parity.metrics import Spread, spread
-from parity.records.bench import Workload
+from parity.records.bench import BenchResult, Load, Workload
 from parity.records.bench_files import to_json
 from parity.records.provenance import versions
 from parity.report.text import NOT_COMPARED, TIMES, number
+from parity.stats import BenchReport, Ratio, Summary, name_of
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442", "#000000")
 """Of Okabe and Ito, which colour-blind readers can tell apart."""
@@ -36,57 +35,6 @@ SAID_OF_RATIOS = {
     "client_cpu": "client CPU",
 }
 """Of a table; response tokens/s is the inverse of wall time where the work is equal, and in the JSON."""
-
-
-@dataclass(frozen=True, slots=True)
-class BenchReport:
-    """A benchmark and what follows from it.
-
-    Attributes:
-        result: What was measured.
-        summaries: Mode by mode, policy after policy.
-        ratios: Of every mode to the first, under the same policy.
-        across: Of every policy to the first, in the same mode.
-        compared: Of every mode to itself in an earlier benchmark; empty where there is none.
-        not_earlier: The modes that an earlier benchmark does not hold.
-    """
-
-    result: BenchResult
-    summaries: tuple[Summary, ...]
-    ratios: tuple[Ratio, ...]
-    across: tuple[Ratio, ...] = ()
-    compared: tuple[Ratio, ...] = ()
-    not_earlier: tuple[str, ...] = ()
-
-    @property
-    def refused(self) -> list[str]:
-        """Why ratios of time were refused, each reason once."""
-        times = [one for one in (*self.ratios, *self.across, *self.compared) if one.metric == "seconds" and one.refused]
-        return list(dict.fromkeys(f"{name_of(one.policy, one.mode)} to {one.baseline}: {one.refused}" for one in times))
-
-
-def assess(result: BenchResult, earlier: BenchResult | None = None) -> BenchReport:
-    """Sums a benchmark up, and compares it with an earlier one of the same workload.
-
-    A mode or policy that the earlier one does not have is not compared. Whether the workloads are the same is for the
-    caller to see to.
-    """
-    config, workload = result.config, result.config.workload
-    summaries, made, across, compared, missing = [], [], [], [], []
-    first_policy, first_mode = config.policies[0], config.modes[0]
-    for policy in config.policies:
-        for mode in config.modes:
-            rows = result.of(policy, mode.name)
-            summaries.append(summarise(workload, rows))
-            if mode is not first_mode:
-                made += ratios(workload, result.of(policy, first_mode.name), rows)
-            if policy != first_policy:
-                across += ratios(workload, result.of(first_policy, mode.name), rows)
-            if earlier and (before := earlier.of(policy, mode.name)):
-                compared += compare(workload, before, rows)
-            elif earlier:
-                missing.append(name_of(policy, mode.name))
-    return BenchReport(result, tuple(summaries), tuple(made), tuple(across), tuple(compared), tuple(missing))
 
 
 def document(report: BenchReport, command: str) -> dict[str, Any]:

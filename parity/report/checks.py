@@ -3,15 +3,78 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from parity.commands.check import CheckResult, CheckVerdict
 from parity.findings import Finding, Status, quantity
 from parity.report.words import one_line
+from parity.sources.dumps import Omission
+
+
+class CheckVerdict(str, Enum):
+    """The outcome of a check."""
+
+    PASS = "PASS"
+    FAIL = "FAIL"
+    INCONCLUSIVE = "INCONCLUSIVE"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """What a check found.
+
+    Attributes:
+        findings: Those of every data set; `where.run` names the data set if there are several.
+        counts: How many samples, groups and exchanges were read, from how many files.
+        sources: The files read, and their formats.
+        omissions: The files that were not read whole, and why.
+    """
+
+    findings: tuple[Finding, ...]
+    counts: dict[str, int]
+    sources: tuple[tuple[Path, str], ...]
+    omissions: tuple[Omission, ...]
+
+    @property
+    def damaged(self) -> bool:
+        """Whether a file of a known format could not be read whole."""
+        return any(one.damaged for one in self.omissions)
+
+    @property
+    def verdict(self) -> CheckVerdict:
+        """FAIL if a rule is broken, PASS if some were checked and everything could be read, else INCONCLUSIVE."""
+        if any(finding.fails for finding in self.findings):
+            return CheckVerdict.FAIL
+        compared = any(finding.status is Status.PASS for finding in self.findings)
+        undecided = any(finding.status is Status.INCONCLUSIVE for finding in self.findings)
+        return CheckVerdict.PASS if compared and not undecided and not self.damaged else CheckVerdict.INCONCLUSIVE
+
+    @property
+    def exit_code(self) -> int:
+        """0 passed, 1 failed, 2 a file could not be read whole, 3 inconclusive."""
+        if self.verdict is CheckVerdict.INCONCLUSIVE:
+            return 2 if self.damaged else 3
+        return int(self.verdict is CheckVerdict.FAIL)
+
+    def to_json(self) -> dict[str, Any]:
+        """The result in the format of `--json`."""
+        return {
+            "verdict": self.verdict.value,
+            "counts": self.counts,
+            "findings": [finding.to_json() for finding in self.findings],
+            "sources": [{"path": str(path), "format": name} for path, name in self.sources],
+            "omissions": [
+                {"path": str(one.path), "reason": one.reason, "damaged": one.damaged} for one in self.omissions
+            ],
+        }
+
 
 CASES_SHOWN = 3
 FILES_SHOWN = 3

@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from parity.errors import InputError
-from parity.evidence.metric_findings import ENGINE_BALANCE, REQUESTS, REWARD, ROLLOUT_TIME, TOKENS_PER_SECOND
 from parity.findings import Finding, Judgement, Level, Status, judge, status_of_level
 from parity.metrics import AlignedRuns, RunCurves, align, curves_of_run, late_mean
 from parity.records.experiment import LIST_TWIN, twin_by_lists
+from parity.records.metric_names import ENGINE_BALANCE, REQUESTS, REWARD, ROLLOUT_TIME, TOKENS_PER_SECOND
 from parity.report.runs import (
     Mark,
     Provenance,

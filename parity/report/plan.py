@@ -7,10 +7,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from parity.evidence.planning import MetricPlan, Plan
-from parity.evidence.sampling.power import GroupPowerRow, PowerRow
 from parity.findings import quantity
 from parity.report.text import number
+from parity.stats import GroupPowerRow, MetricPlan, Plan, PowerRow
 
 
 def print_plan(plan: Plan, console: Console) -> None:

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from parity.evidence.metric_findings import REWARD
-from parity.evidence.training.collapse import detect_collapse
 from parity.metrics import RunCurves
+from parity.records.metric_names import REWARD
 from parity.records.provenance import config_hash
+from parity.stats import detect_collapse
 
 STEP_TIME = "perf/step_time"
 NOT_RECORDED = "not recorded"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,44 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from parity.commands.sample import SamplingResult
-from parity.findings import Finding, Level, Status, Verdict, quantity
+from parity.findings import Finding, Judgement, Level, Status, Verdict, quantity
+from parity.records.sampling import SamplingConfig
 from parity.records.store import write_atomically
 from parity.report import text
 from parity.report.checks import by_check, state
 from parity.report.junit import render_findings
 from parity.report.markdown import escape
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingResult:
+    """What sampling both arms came to.
+
+    Attributes:
+        config: What was asked for.
+        findings: Of the contract and of sampling.
+        judgement: The verdict and the sentences that it rests on.
+        counts: Samples, groups and exchanges of both arms together; groups are pairs.
+        stopped: Why no further group was sampled.
+    """
+
+    config: SamplingConfig
+    findings: tuple[Finding, ...]
+    judgement: Judgement
+    counts: Mapping[str, int]
+    stopped: str
+
+    def to_json(self) -> dict[str, Any]:
+        """The result in the format of `--json`."""
+        return {
+            "verdict": self.judgement.verdict.value,
+            "counts": dict(self.counts),
+            "stopped": self.stopped,
+            "reasons": list(self.judgement.reasons),
+            "findings": [finding.to_json() for finding in self.findings],
+            "config": self.config.to_json(),
+        }
+
 
 SHARPER = (
     "Parity is decided by one-sided evidence against either end of the margin, which takes fewer groups than the "

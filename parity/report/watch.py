@@ -1,22 +1,60 @@
-"""What a watched run has shown so far, on a terminal."""
+"""What a watched run has shown so far, and its verdict, on a terminal."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from parity.commands.watch import Watch, WatchResult
-from parity.evidence.sampling.trajectory import e_value
-from parity.findings import Status, Verdict, quantity
+from parity.findings import Finding, Judgement, Status, Verdict, quantity
+from parity.stats import Trajectory, e_value
 
 _COLOUR = {Verdict.PARITY: "green", Verdict.DIFFERENT: "red", Verdict.INCONCLUSIVE: "yellow"}
 _STATE = {Verdict.PARITY: "inside margin", Verdict.DIFFERENT: "different", Verdict.INCONCLUSIVE: "open"}
 _FAILING_SHOWN = 5
 
 
-def line(seen: Watch) -> str:
+class Seen(Protocol):
+    """What is shown: the evidence by policy, the contract findings that fail, and the last step seen."""
+
+    @property
+    def trajectories(self) -> Mapping[str, Trajectory]: ...  # noqa: D102
+    @property
+    def failing(self) -> tuple[Finding, ...]: ...  # noqa: D102
+    @property
+    def last(self) -> str: ...  # noqa: D102
+
+
+@dataclass(frozen=True, slots=True)
+class WatchResult:
+    """What a watched recording shows: the whole contract, checked again from the files, and the evidence so far.
+
+    Attributes:
+        findings: Of both.
+        counts: How many samples, groups and exchanges were checked.
+        judgement: The verdict and what it rests on.
+    """
+
+    findings: tuple[Finding, ...]
+    counts: Mapping[str, int]
+    judgement: Judgement
+
+    def to_json(self) -> dict[str, Any]:
+        """The result in the format of `--json`."""
+        return {
+            "verdict": self.judgement.verdict.value,
+            "reasons": list(self.judgement.reasons),
+            "counts": dict(self.counts),
+            "findings": [finding.to_json() for finding in self.findings],
+        }
+
+
+def line(seen: Seen) -> str:
     """One line for a log."""
     parts = [f"{seen.last}"]
     for policy, trajectory in seen.trajectories.items():
@@ -32,7 +70,7 @@ def line(seen: Watch) -> str:
     return "; ".join(parts)
 
 
-def screen(seen: Watch) -> RenderableType:
+def screen(seen: Seen) -> RenderableType:
     """The evidence as tables, one a policy."""
     tables = []
     for policy, trajectory in seen.trajectories.items():
@@ -54,7 +92,7 @@ def screen(seen: Watch) -> RenderableType:
     return Group(*tables, *failing[:_FAILING_SHOWN], Text(line(seen), style="dim"))
 
 
-def print_result(result: WatchResult, seen: Watch, console: Console) -> None:
+def print_result(result: WatchResult, seen: Seen, console: Console) -> None:
     """The evidence, what fails, and the verdict last."""
     console.print(screen(seen))
     failing = [finding for finding in result.findings if finding.fails]

@@ -23,13 +23,13 @@ from host_forms import (
 )
 
 from parity.cli import main
-from parity.commands.check import CheckResult, check_paths
+from parity.commands.check import check_paths
 from parity.contract_checks import Rules
 from parity.errors import InputError
 from parity.findings import Finding, Level, Status
 from parity.records.exchanges import Exchange
 from parity.records.samples import Rollout, Sample
-from parity.report.checks import headline
+from parity.report.checks import CheckResult, headline
 
 N = 4
 Build = Callable[..., list[Sample]]

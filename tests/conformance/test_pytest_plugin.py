@@ -240,7 +240,8 @@ def test_a_revision_that_asks_for_something_else_is_told(recorded, pytester):
 
 
 def test_a_recording_is_what_parity_check_reads(recorded, pytester):
-    from parity.commands.check import CheckVerdict, check_sources
+    from parity.commands.check import check_sources
+    from parity.report.checks import CheckVerdict
 
     result = check_sources(["base"], group_size=4)
     assert result.verdict is CheckVerdict.PASS

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from parity.commands.question import check_experiment
 from parity.engines.designs import check_free_groups, choose_designs
 from parity.engines.detection import Determinism, Fact
 from parity.errors import UsageError
@@ -112,5 +113,5 @@ def test_a_twin_by_lists_says_in_its_runs_that_native_was_not_asked(arms: tuple[
 @pytest.mark.parametrize("arms", [{"experiment": "batched"}, {"baseline": "batched"}])
 def test_a_twin_by_lists_needs_native_to_stand_in_for(arms: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="a list-twin compares per-sample with native"):
-        asked("list-twin", **arms).validate()
-    asked("list-twin").validate()
+        check_experiment(asked("list-twin", **arms))
+    check_experiment(asked("list-twin"))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from parity.errors import InputError
 from parity.records.exchanges import read_exchanges, repeated_name
 
-GOLDEN = Path(__file__).parent / "data" / "sglang-0.5.23-cpu.exchanges.jsonl"
+GOLDEN = Path(__file__).parents[1] / "data" / "sglang-0.5.23-cpu.exchanges.jsonl"
 
 
 def test_recorded_exchanges_survive_reading_and_writing() -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from rollout_patch import Output, SampleRequest
 
-DATA = Path(__file__).parent.parent / "data"
+DATA = Path(__file__).parents[1] / "data"
 
 
 class ScriptedEngine:

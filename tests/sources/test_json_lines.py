@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from parity.errors import InputError
-from parity.sources.dumps import lines
+from parity.sources import json_lines
 from parity.sources.json_lines import read_lines
 
 ROWS: list[dict[str, Any]] = [{"row": number, "text": "é" * number} for number in range(500)]
@@ -78,20 +78,20 @@ def test_a_bad_line_is_named_by_file_and_number(line: bytes, said: str, tmp_path
 
 
 def test_a_line_without_end_is_not_taken_into_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines, "LONGEST_LINE", 1 << 16)
+    monkeypatch.setattr(json_lines, "LONGEST_LINE", 1 << 16)
     path = tmp_path / "rows.jsonl"
     with path.open("wb") as file:
         file.write(b'{"a": "')
         file.truncate(2 << 30)
     asked: list[int] = []
-    plain = lines.open_plain
+    plain = json_lines.open_plain
 
     class Watched:
         def __init__(self, file: Any) -> None:
             self.readline = lambda size: (asked.append(size), file.readline(size))[1]
             self.close = file.close
 
-    monkeypatch.setattr(lines, "open_plain", lambda path: Watched(plain(path)))
+    monkeypatch.setattr(json_lines, "open_plain", lambda path: Watched(plain(path)))
     with pytest.raises(InputError, match=r"rows\.jsonl:1: the line is longer than 65536 bytes"):
         list(read_lines(path))
     assert asked == [(1 << 16) + 1]

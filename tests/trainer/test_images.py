@@ -10,9 +10,9 @@ import torch
 from PIL import Image
 from transformers import AutoTokenizer
 
+from parity.engines.replaying import replaying_post
 from parity.engines.vision import IMAGE_PAD, read_pixels
 from parity.errors import InputError, UsageError
-from parity.evidence.replay.twins import replaying_post
 from parity.records.samples import Rollout, Sample
 from parity.records.training_config import TrainingConfig
 from parity.trainer.batching import response_logits

@@ -11,13 +11,13 @@ import os
 import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import aiohttp
 
 from parity.errors import EngineUnavailable, InputError, NotRecognised
+from parity.records.bench import Load
 
 MAX_TEXT = 64 << 20
 """Most bytes of a page of counters."""
@@ -28,14 +28,6 @@ _ACCESS = re.compile(rb'"(?:POST|PUT) (?:https?://[^/ ]+)?/generate(?:\?[^ ]*)? 
 _ANY_ACCESS = re.compile(rb'"[A-Z]+ [^ "]+ HTTP/[0-9.]+" [0-9]{3}\b')
 _COUNTER = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+([-+0-9.eEa-zA-Z]+)(?:\s+-?[0-9]+)?$", re.ASCII)
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"', re.ASCII)
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """What one engine served; `None` is not known."""
-
-    requests: float | None = None
-    decode_tokens: float | None = None
 
 
 Loads = Mapping[str, Load]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,57 +16,11 @@ from typing import Any
 import numpy as np
 import psutil
 
-from parity.commands.bench.loads import Load
 from parity.engines import EngineClient
 from parity.errors import ExchangeError
-from parity.records.bench import Mode, Workload
+from parity.records.bench import QUANTILES, Measurement, Mode, Workload
 from rollout_patch import PatchError, Permits, SampleRequest
 from rollout_patch.requests import PlannedRequest, plan_requests
-
-QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "max": 1.0}
-
-
-@dataclass(frozen=True, slots=True)
-class Measurement:
-    """One rollout in one mode.
-
-    Attributes:
-        mode: Its name.
-        repeat: Counted from 0.
-        seconds: From the first request to the last answer.
-        requests: HTTP requests sent.
-        samples: Outputs that came back.
-        output_tokens: Tokens of all outputs.
-        prompt_tokens: Prompt tokens as the engine counts them, once a sample; `None` where it does not say.
-        cached_tokens: How many of those came from the prefix cache.
-        at_cap: Outputs that ended by length at the cap.
-        failed_groups: Groups that came back with an error or not at all.
-        failure: The first such error.
-        request_seconds: Quantiles of the time of a request, by name (`QUANTILES`).
-        group_seconds: Of the time from a group's first request to its last answer.
-        client_cpu: Seconds of CPU of this process.
-        engine_cpu: Of the engines, and the router if there is one; `None` where they are not ours to look at.
-        engines: What each engine served; empty where nothing counts it.
-        policy: The router's policy, if it was started here.
-    """
-
-    mode: str
-    repeat: int
-    seconds: float
-    requests: int
-    samples: int
-    output_tokens: int
-    prompt_tokens: int | None
-    cached_tokens: int | None
-    at_cap: int
-    failed_groups: int
-    failure: str | None
-    request_seconds: Mapping[str, float]
-    group_seconds: Mapping[str, float]
-    client_cpu: float
-    engine_cpu: float | None = None
-    engines: Mapping[str, Load] = field(default_factory=dict)
-    policy: str | None = None
 
 
 async def measure(

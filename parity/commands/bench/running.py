@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 import orjson
 
-from parity.commands.bench.loads import Load, Source, growth, metrics_source, read_loads
-from parity.commands.bench.measuring import Measurement, measure
+from parity.commands.bench.loads import Source, growth, metrics_source, read_loads
+from parity.commands.bench.measuring import measure
 from parity.commands.bench.prompts import Vocabulary, requests, vocabulary_of
+from parity.commands.question import check_bench
 from parity.engines import Engine, EngineClient, EngineProcess, Fleet, RemoteEngine, open_engine
 from parity.errors import EngineError, InputError, UsageError
-from parity.records.bench import BenchConfig, Mode
+from parity.records.bench import BenchConfig, BenchResult, Load, Measurement, Mode
 
 SETTLING_SECONDS = 2.0
 """How long to wait for engines to have counted what they answered."""
@@ -42,29 +43,6 @@ class Step:
     total: int
     doing: str
     finished: Measurement | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class BenchResult:
-    """What was measured.
-
-    Attributes:
-        config: What was asked for.
-        engine: What the engine says of itself.
-        cache_emptied: Whether the prefix cache was emptied before each rollout.
-        rollouts: Every measured one, in the order they ran.
-    """
-
-    config: BenchConfig
-    engine: dict[str, Any]
-    cache_emptied: bool
-    rollouts: tuple[Measurement, ...]
-
-    def of(self, policy: str | None, mode: str) -> list[Measurement]:
-        """The rollouts of one mode under one policy, by repeat."""
-        return sorted(
-            (one for one in self.rollouts if (one.policy, one.mode) == (policy, mode)), key=lambda one: one.repeat
-        )
 
 
 def run_bench(
@@ -97,7 +75,7 @@ def run_bench(
         UsageError: The parts of `config` do not go together, or the vocabulary is not known.
         EngineError: An engine did not start or answer, or nothing came back for a rollout.
     """
-    config.validate()
+    check_bench(config)
     if model_path is None and "://" not in config.engine:
         model_path = _random_model(config, log_dir)
     total, done = config.rollouts * config.workload.samples, 0

@@ -9,15 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from parity.commands.sample.config import SamplingConfig
 from parity.commands.sample.prompts import Prompt
 from parity.engines import EngineClient
 from parity.errors import EngineError, InputError
-from parity.evidence.sampling.rescored import CHECK, Rescored, rescored_findings
-from parity.evidence.values import Floats
 from parity.findings import Finding, Level, Status
 from parity.records.exchanges import Exchange, output_id
 from parity.records.samples import Rollout, Sample
+from parity.records.sampling import SamplingConfig
+from parity.stats import CHECK, Floats, Rescored, rescored_findings
 from parity.trainer.rollouts import REQUEST_RETRIES, SEQUENCES_IN_FLIGHT, SampleAdapter, routing_headers
 from rollout_patch import (
     Assignment,

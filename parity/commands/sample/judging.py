@@ -2,49 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
-from parity.commands.sample.config import SamplingConfig
 from parity.contract_checks import Rules, check_arms, check_recording
-from parity.evidence.sampling.set_size import sampling_findings
-from parity.evidence.sampling.watched import Evidence
-from parity.findings import Finding, Judgement, Level, Status, Where, quantity
+from parity.findings import Finding, Level, Status, Where, quantity
 from parity.records.exchanges import Exchange
 from parity.records.samples import Rollout
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingResult:
-    """What sampling both arms came to.
-
-    Attributes:
-        config: What was asked for.
-        findings: Of the contract and of sampling.
-        judgement: The verdict and the sentences that it rests on.
-        counts: Samples, groups and exchanges of both arms together; groups are pairs.
-        stopped: Why no further group was sampled.
-    """
-
-    config: SamplingConfig
-    findings: tuple[Finding, ...]
-    judgement: Judgement
-    counts: Mapping[str, int]
-    stopped: str
-
-    def to_json(self) -> dict[str, Any]:
-        """The result in the format of `--json`."""
-        return {
-            "verdict": self.judgement.verdict.value,
-            "counts": dict(self.counts),
-            "stopped": self.stopped,
-            "reasons": list(self.judgement.reasons),
-            "findings": [finding.to_json() for finding in self.findings],
-            "config": self.config.to_json(),
-        }
+from parity.records.sampling import SamplingConfig
+from parity.stats import Evidence, sampling_findings
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,21 +17,23 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from parity.commands.check import reward_function
+from parity.commands.question import check_sampling
 from parity.commands.sample.asking import RESCORED_GROUPS, ArmBlock, Asker
-from parity.commands.sample.config import BLOCK, SamplingConfig
-from parity.commands.sample.judging import Recorded, SamplingResult, contract_findings, decided, fixed_findings
+from parity.commands.sample.judging import Recorded, contract_findings, decided, fixed_findings
 from parity.commands.sample.prompts import Prompt, read_prompts
 from parity.commands.sample.store import SamplingStore
 from parity.contract_checks import Rules
 from parity.engines import Engine, open_engine
 from parity.engines.designs import check_free_groups
 from parity.engines.detection import detect_determinism
-from parity.evidence.sampling.watched import Evidence
+from parity.engines.router import engine_words
 from parity.findings import Finding, Level, Status, judge
-from parity.records.experiment import engine_words
 from parity.records.provenance import commit, versions
 from parity.records.samples import Rollout, Sample
+from parity.records.sampling import BLOCK, SamplingConfig
 from parity.records.store import exclusive, read_json
+from parity.report.sampling import SamplingResult
+from parity.stats import Evidence
 from parity.trainer.policy import load_tokenizer
 from parity.trainer.tasks import Task, get_task
 from parity.trainer.warm_start import prepare_policy
@@ -73,7 +75,7 @@ def sample_arms(
         InputError: The prompts cannot be read, or a reward is out of its range.
         EngineError: The engine does not come up, or a group failed.
     """
-    config.validate()
+    check_sampling(config)
     with exclusive(out):
         store = SamplingStore(out, config)
         facts = {"command": command, "commit": commit(Path(__file__).parent), "versions": versions()}

@@ -17,10 +17,10 @@ from typing import Any
 
 import orjson
 
-from parity.commands.sample.config import BLOCK, SamplingConfig
 from parity.errors import UsageError
 from parity.records.exchanges import Exchange
 from parity.records.samples import Rollout, Sample
+from parity.records.sampling import BLOCK, SamplingConfig
 from parity.records.store import read_json, write_atomically
 from parity.sources.dumps.sample_lines import read_exchange_lines, read_sample_lines
 

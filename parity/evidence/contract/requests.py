@@ -10,15 +10,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from parity.evidence.contract.outcomes import SHOWN, Case, Outcome
-from parity.findings import Where
-from parity.records.exchanges import Exchange
-from rollout_patch.media import named_by_content
-from rollout_patch.requests import MEDIA_FIELDS
+from parity.findings import Where, short_repr
+from parity.records.exchanges import MEDIA_FIELDS, Exchange, prompt_key
 
 _OF_THE_FORM = frozenset({"text", "input_ids", "sampling_params", "rid", *MEDIA_FIELDS})
 """Fields of a request that are the sample's own name, or are compared in another shape."""
 
-_SHOWN_CHARACTERS = 60
 
 Place = tuple[int, int]
 
@@ -42,7 +39,7 @@ def _case(place: Place, *sides: Sequence[str]) -> Case:
     names = _differing_names(*asked)
     step, group = place
     expected, observed = ([row.get(names[0]) for row in side] for side in asked)
-    values = f"{_short(expected)} in the baseline, {_short(observed)} in the experiment"
+    values = f"{short_repr(expected)} in the baseline, {short_repr(observed)} in the experiment"
     message = f"the arms asked for different things: {values}; fields that differ: {', '.join(names)}"
     where = Where(None, step if step >= 0 else None, group if group >= 0 else None, None, names[0])
     return Case(where, expected, observed, message)
@@ -72,17 +69,6 @@ def _asked(exchange: Exchange) -> Iterator[dict[str, Any]]:
             yield {"prompt": prompt_key(exchange, number), **own, **params, **seeded}
 
 
-def prompt_key(exchange: Exchange, number: int) -> str:
-    """Names one prompt of a request by its ids or text and the content of its media, whichever way those are nested."""
-    media = []
-    for name in MEDIA_FIELDS:
-        given = exchange.request.get(name)
-        if isinstance(given, list) and given and (exchange.is_batch or isinstance(given[0], list)):
-            given = given[number] if number < len(given) else None
-        media.append(named_by_content(given if isinstance(given, list) or given is None else [given]))
-    return repr((exchange.prompts[number], [item or [] for item in media]))
-
-
 def _own(exchange: Exchange, value: Any, number: int) -> Any:
     """One prompt's entry of a field that holds one for each prompt of a batch."""
     each = exchange.is_batch and isinstance(value, list) and len(value) == len(exchange.prompts)
@@ -100,8 +86,3 @@ def _differing_names(a: Sequence[Mapping[str, Any]], b: Sequence[Mapping[str, An
     if len(a) != len(b):
         return ["requests"]
     return [name for name in names if values[0][name] != values[1][name]] or ["requests"]
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 3] + "..."

@@ -13,8 +13,7 @@ from typing import Any, TypeGuard
 from parity.evidence.contract.outcomes import Case, Skip
 from parity.evidence.contract.rules import Rules
 from parity.findings import Where, quantity
-from parity.records.exchanges import Exchange
-from rollout_patch.requests import MEDIA_FIELDS
+from parity.records.exchanges import MEDIA_FIELDS, Exchange
 
 TOP_LEVEL_MISTAKES = frozenset(
     {"n", "temperature", "top_p", "top_k", "max_new_tokens", "sampling_seed", "stop", "stop_token_ids"}

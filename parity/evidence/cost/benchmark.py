@@ -8,13 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from parity.commands.bench.loads import Load
-from parity.commands.bench.measuring import QUANTILES, Measurement
 from parity.evidence.cost.run_cost import run_ratio
 from parity.evidence.two_samples import two_sample
 from parity.evidence.values import Interval
 from parity.metrics import Spread, spread
-from parity.records.bench import Workload
+from parity.records.bench import QUANTILES, BenchResult, Load, Measurement, Workload
 
 METRICS: Mapping[str, Callable[[Measurement], float | None]] = {
     "seconds": lambda one: one.seconds,
@@ -276,3 +274,54 @@ def _mean_quantiles(rollouts: Sequence[Mapping[str, float]]) -> dict[str, float]
         for name in QUANTILES
         if all(name in one for one in rollouts)
     }
+
+
+@dataclass(frozen=True, slots=True)
+class BenchReport:
+    """A benchmark and what follows from it.
+
+    Attributes:
+        result: What was measured.
+        summaries: Mode by mode, policy after policy.
+        ratios: Of every mode to the first, under the same policy.
+        across: Of every policy to the first, in the same mode.
+        compared: Of every mode to itself in an earlier benchmark; empty where there is none.
+        not_earlier: The modes that an earlier benchmark does not hold.
+    """
+
+    result: BenchResult
+    summaries: tuple[Summary, ...]
+    ratios: tuple[Ratio, ...]
+    across: tuple[Ratio, ...] = ()
+    compared: tuple[Ratio, ...] = ()
+    not_earlier: tuple[str, ...] = ()
+
+    @property
+    def refused(self) -> list[str]:
+        """Why ratios of time were refused, each reason once."""
+        times = [one for one in (*self.ratios, *self.across, *self.compared) if one.metric == "seconds" and one.refused]
+        return list(dict.fromkeys(f"{name_of(one.policy, one.mode)} to {one.baseline}: {one.refused}" for one in times))
+
+
+def assess_benchmark(result: BenchResult, earlier: BenchResult | None = None) -> BenchReport:
+    """Sums a benchmark up, and compares it with an earlier one of the same workload.
+
+    A mode or policy that the earlier one does not have is not compared. Whether the workloads are the same is for the
+    caller to see to.
+    """
+    config, workload = result.config, result.config.workload
+    summaries, made, across, compared, missing = [], [], [], [], []
+    first_policy, first_mode = config.policies[0], config.modes[0]
+    for policy in config.policies:
+        for mode in config.modes:
+            rows = result.of(policy, mode.name)
+            summaries.append(summarise(workload, rows))
+            if mode is not first_mode:
+                made += ratios(workload, result.of(policy, first_mode.name), rows)
+            if policy != first_policy:
+                across += ratios(workload, result.of(first_policy, mode.name), rows)
+            if earlier and (before := earlier.of(policy, mode.name)):
+                compared += compare(workload, before, rows)
+            elif earlier:
+                missing.append(name_of(policy, mode.name))
+    return BenchReport(result, tuple(summaries), tuple(made), tuple(across), tuple(compared), tuple(missing))

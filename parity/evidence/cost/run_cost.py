@@ -10,7 +10,6 @@ from scipy import stats
 
 from parity.evidence.metric_findings import (
     LARGEST_TOKEN_DIFFERENCE,
-    RESPONSE_LENGTH,
     CostMetric,
     cost_metrics,
     metric_finding,
@@ -20,6 +19,7 @@ from parity.evidence.two_samples import two_sample
 from parity.evidence.values import Floats, Interval
 from parity.findings import Finding, Level, Status, quantity
 from parity.metrics import AlignedRuns, RunCurves, align
+from parity.records.metric_names import RESPONSE_LENGTH
 
 WARM_UP = 2
 """Steps dropped at the start of the common range."""

@@ -2,3 +2,7 @@
 
 Recordings are served by `parity.engines`.
 """
+
+from parity.evidence.replay.twins import compare_twins
+
+__all__ = ["compare_twins"]

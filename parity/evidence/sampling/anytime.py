@@ -1,8 +1,8 @@
 """Evidence on unbounded means, on exchangeability and on several hypotheses at once, which may be watched (L1).
 
 `parity.evidence.sampling.sequential` bets on bounded differences. That lengths and likelihoods differ is seen here
-without a bound, that they agree by `parity.evidence.sampling.margin`. Clones and slots are about exchangeability, and a family of
-hypotheses needs a correction.
+without a bound, that they agree by `parity.evidence.sampling.margin`. Clones and slots are about exchangeability, and
+a family of hypotheses needs a correction.
 """
 
 from __future__ import annotations

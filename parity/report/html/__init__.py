@@ -27,12 +27,12 @@ __all__ = ["Evidence", "gather", "render"]
 
 SCRIPTS = (
     "dom",
-    "samples_data",
+    "sample_data",
     "chart",
     "bands",
     "overview",
     "metrics",
-    "samples",
+    "sample_browser",
     "findings",
     "timeline",
     "provenance",

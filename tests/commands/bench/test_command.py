@@ -20,7 +20,7 @@ from parity.engines import RemoteEngine, router
 from parity.errors import EngineError, InputError, ParityError, UsageError
 from parity.records.bench_files import read_bench
 
-DATA = Path(__file__).parents[1] / "data"
+DATA = Path(__file__).parents[2] / "data"
 SMALL = ["--groups", "4", "--group-size", "2", "--prompt-tokens", "6", "--new-tokens", "3", "--repeats", "2"]
 
 

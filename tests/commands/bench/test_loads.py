@@ -14,7 +14,6 @@ from paced_worker import paced_workers
 
 from parity.commands.bench.loads import (
     AccessLog,
-    Load,
     growth,
     metrics_source,
     open_source,
@@ -24,8 +23,9 @@ from parity.commands.bench.loads import (
 )
 from parity.errors import EngineUnavailable, InputError, NotRecognised
 from parity.metrics import spread
+from parity.records.bench import Load
 
-DATA = Path(__file__).parents[1] / "data"
+DATA = Path(__file__).parents[2] / "data"
 ENGINE_PAGE = (DATA / "sglang-0.5.23.metrics.txt").read_text()
 ROUTER_PAGE = (DATA / "sglang-router-0.3.2.metrics.txt").read_text()
 

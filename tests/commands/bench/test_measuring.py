@@ -16,15 +16,14 @@ from paced_worker import VOCABULARY, paced_workers
 from PIL import Image
 from toy_engine import toy_engine
 
-from parity.commands.bench import BenchConfig, Measurement, Workload, parse_mode, run_bench
-from parity.commands.bench.loads import Load
+from parity.commands.bench import run_bench
 from parity.commands.bench.measuring import cpu_seconds, measure, quantiles
 from parity.commands.bench.prompts import Vocabulary, requests, vocabulary_of
 from parity.commands.bench.running import _rounds
 from parity.engines import EngineClient
 from parity.errors import EngineError, UsageError
 from parity.evidence.cost.benchmark import defects
-from parity.records.bench import PRESETS
+from parity.records.bench import PRESETS, BenchConfig, Load, Measurement, Workload, parse_mode
 
 WORK = Workload(groups=6, group_size=4, prompt_tokens=12, new_tokens=5)
 PLAIN = Vocabulary(VOCABULARY)

@@ -12,9 +12,11 @@ import pytest
 from small_experiment import Parity
 from toy_engine import toy_engine
 
-from parity.commands.sample import SamplingConfig, SamplingResult, Watcher, sample_arms
+from parity.commands.sample import Watcher, sample_arms
 from parity.engines import open_engine
 from parity.findings import Verdict
+from parity.records.sampling import SamplingConfig
+from parity.report.sampling import SamplingResult
 from parity.trainer.tasks import get_task
 from parity.trainer.warm_start import warm_start
 

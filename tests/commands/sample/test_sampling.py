@@ -11,12 +11,14 @@ import pytest
 from toy_engine import ToyEngine, toy_engine
 
 from parity.commands.check import check_sources
-from parity.commands.sample import SamplingConfig, SamplingResult, Watcher, sample_arms
+from parity.commands.question import check_sampling
+from parity.commands.sample import Watcher, sample_arms
 from parity.commands.sample.store import SamplingStore
 from parity.errors import EngineError, InputError, UsageError
 from parity.findings import Finding, Level, Status, Verdict
 from parity.records.samples import Rollout
-from parity.report.sampling import render
+from parity.records.sampling import SamplingConfig
+from parity.report.sampling import SamplingResult, render
 
 MARGINS = {"reward": 0.15, "response_length": 0.2, "negative_log_likelihood": 0.2, "truncated": 0.1}
 
@@ -246,7 +248,7 @@ def test_an_engine_that_refuses_a_group_is_an_error_that_names_it(prompts: Path,
 def test_what_cannot_be_done_is_said_before_anything_runs(change: dict[str, Any], said: str) -> None:
     asked: dict[str, Any] = {"baseline": "batched", "experiment": "native", "prompts": "p", "max_new_tokens": 4}
     with pytest.raises(UsageError, match=said):
-        SamplingConfig(**{**asked, **change}).validate()
+        check_sampling(SamplingConfig(**{**asked, **change}))
 
 
 def test_an_empty_rollout_says_that_nothing_was_sampled() -> None:

@@ -24,7 +24,7 @@ from parity.records.experiment import ExperimentConfig
 from parity.trainer.policy import build_policy, load_policy, policy_config, save_policy
 from rollout_patch import ARMS, Capabilities, RequestFailed, SampleRequest, generate_group
 
-RECORDED = Path(__file__).parents[1] / "data" / "sglang-0.5.23-cpu.exchanges.jsonl"
+RECORDED = Path(__file__).parents[2] / "data" / "sglang-0.5.23-cpu.exchanges.jsonl"
 PROMPT = [72, 101, 108, 108, 111, 32, 119, 111, 114, 108, 100]
 
 

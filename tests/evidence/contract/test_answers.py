@@ -13,7 +13,7 @@ from parity.findings import Status
 from parity.records.exchanges import Exchange, read_exchanges
 from parity.records.samples import Rollout, Sample
 
-RECORDED = Path(__file__).parents[1] / "data" / "sglang-0.5.23-cpu.exchanges.jsonl"
+RECORDED = Path(__file__).parents[2] / "data" / "sglang-0.5.23-cpu.exchanges.jsonl"
 
 
 def recorded(*cases: str) -> list[Exchange]:

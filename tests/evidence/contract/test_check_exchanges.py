@@ -18,7 +18,7 @@ from parity.records.samples import Sample
 Build = Callable[..., list[Sample]]
 Record = Callable[[Sequence[Sample]], list[Exchange]]
 
-DATA = Path(__file__).parents[1] / "data"
+DATA = Path(__file__).parents[2] / "data"
 TEXT = DATA / "sglang-0.5.23-cpu.exchanges.jsonl"
 IMAGES = DATA / "sglang-0.5.23-cpu-qwen2.5-vl.exchanges.jsonl"
 SHAPES = DATA / "sglang-0.5.23-cpu-qwen2.5-vl-shapes.exchanges.jsonl"

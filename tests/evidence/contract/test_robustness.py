@@ -20,7 +20,7 @@ from parity.records.samples import Rollout, Sample
 
 RECORDED = [
     exchange
-    for exchange in read_exchanges(Path(__file__).parents[1] / "data" / "sglang-0.5.23-cpu.exchanges.jsonl")
+    for exchange in read_exchanges(Path(__file__).parents[2] / "data" / "sglang-0.5.23-cpu.exchanges.jsonl")
     if exchange.extra["case"] in ("native-stop-token", "batched-2x-native-3", "native-prompt-logprobs", "single")
 ]
 RULES = Rules(

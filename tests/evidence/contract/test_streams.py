@@ -17,7 +17,7 @@ from parity.records.samples import Rollout
 
 RECORDED = {
     exchange.extra["case"]: exchange
-    for exchange in read_exchanges(Path(__file__).parents[1] / "data" / "sglang-0.5.23-cpu.exchanges.jsonl")
+    for exchange in read_exchanges(Path(__file__).parents[2] / "data" / "sglang-0.5.23-cpu.exchanges.jsonl")
 }
 
 

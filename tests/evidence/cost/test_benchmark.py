@@ -10,18 +10,10 @@ import pytest
 from rich.console import Console
 from scipy import stats
 
-from parity.commands.bench import (
-    BenchConfig,
-    BenchResult,
-    Load,
-    Measurement,
-    Workload,
-    compare,
-    parse_mode,
-    ratios,
-    summarise,
-)
-from parity.report.bench import assess, print_bench
+from parity.evidence.cost.benchmark import compare, ratios, summarise
+from parity.records.bench import BenchConfig, BenchResult, Load, Measurement, Workload, parse_mode
+from parity.report.bench import print_bench
+from parity.stats import assess_benchmark
 
 WORK = Workload(groups=4, group_size=2, new_tokens=10)
 
@@ -93,7 +85,7 @@ def test_policies_are_compared_mode_by_mode_with_the_first_as_modes_are_under_ea
         ("round_robin", "native"): [2.0, 4.0],
     }
     rows = [replace(one, policy=policy) for (policy, mode), values in seconds.items() for one in rollouts(mode, values)]
-    report = assess(BenchResult(asked, {}, True, tuple(rows)))
+    report = assess_benchmark(BenchResult(asked, {}, True, tuple(rows)))
     walls = {(one.policy, one.mode, one.baseline): one.ratio for one in report.ratios if one.metric == "seconds"}
     assert walls == pytest.approx(
         {("cache_aware", "native", "per-sample"): 2.5, ("round_robin", "native", "per-sample"): 0.5}
@@ -103,7 +95,7 @@ def test_policies_are_compared_mode_by_mode_with_the_first_as_modes_are_under_ea
         {("round_robin", "per-sample", "cache_aware"): 0.5, ("round_robin", "native", "cache_aware"): 0.1}
     )
     rows[-1] = replace(rows[-1], samples=7)
-    broken = assess(BenchResult(asked, {}, True, tuple(rows)))
+    broken = assess_benchmark(BenchResult(asked, {}, True, tuple(rows)))
     assert [reason.partition(":")[0] for reason in broken.refused] == [
         "round_robin, native to per-sample",
         "round_robin, native to cache_aware",
@@ -124,11 +116,11 @@ def test_a_table_says_once_what_an_earlier_benchmark_lacks_and_no_interval_witho
     result = BenchResult(asked, {}, True, tuple(rows))
     earlier = replace(result, rollouts=tuple(row for row in rows if row.policy != "random"))
     console = Console(record=True, width=200, file=io.StringIO())
-    print_bench(assess(result, earlier), console)
+    print_bench(assess_benchmark(result, earlier), console)
     printed = console.export_text()
     assert "earlier benchmark: random, per-sample; random, native, which" in printed
     assert "0.5 to 0.5" not in printed  # of 4 requests to 8, three times, whose mean log is rounded
-    low, high = wall(assess(result).ratios).ci95
+    low, high = wall(assess_benchmark(result).ratios).ci95
     assert f"{low:.3g} to {high:.3g}" in printed  # the control
 
 

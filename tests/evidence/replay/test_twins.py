@@ -13,15 +13,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from parity.engines.replaying import replaying_post
 from parity.errors import InputError
-from parity.evidence.replay.twins import COMPARED, compare_twins, replaying_post
+from parity.evidence.replay.twins import COMPARED, compare_twins
 from parity.findings import Finding, Level, Severity, Status, Verdict, judge
 from parity.records.exchanges import Exchange, read_exchanges
 from parity.records.samples import SAMPLE_FIELDS, Rollout, Sample
 from parity.trainer.rollouts import SampleAdapter
 from rollout_patch import ARMS, generate_group
 
-DATA = Path(__file__).parent / "data"
+DATA = Path(__file__).parents[2] / "data"
 Build = Callable[..., list[Sample]]
 Record = Callable[[Sequence[Sample]], list[Exchange]]
 

@@ -13,7 +13,7 @@ import pytest
 from parity.sources.curves import RecordedRun, read_runs
 
 pytestmark = pytest.mark.hosts
-SCRIPT = Path(__file__).parents[1] / "support" / "host_log.py"
+SCRIPT = Path(__file__).parents[2] / "support" / "host_log.py"
 
 
 def log_of(host: str, directory: Path) -> RecordedRun:

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 from host_forms import COLUMNS, write_format
 
-from parity.commands.check import CheckVerdict, check_paths
+from parity.commands.check import check_paths
 from parity.contract_checks import Rules
 from parity.errors import UsageError
 from parity.records.samples import Rollout, Sample
+from parity.report.checks import CheckVerdict
 from parity.sources.dumps import open_source
 
 N = 4

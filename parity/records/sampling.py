@@ -6,13 +6,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from parity.errors import InputError, UsageError
-from parity.evidence.sampling.watched import Evidence
-from parity.records.experiment import check_question
-from parity.trainer.tasks import get_task
+from parity.errors import InputError
 
 BLOCK = 32
 """Prompts asked at once; the evidence is looked at after each block."""
+
 
 MARGINS: Mapping[str, float] = {
     "reward": 0.03,
@@ -81,30 +79,6 @@ class SamplingConfig:
     def arms(self) -> tuple[str, str]:
         """Baseline and experiment."""
         return self.baseline, self.experiment
-
-    def validate(self) -> None:
-        """Checks what can be checked before anything runs.
-
-        Raises:
-            UsageError: An arm, a number, a margin or a combination is not one that there is.
-        """
-        check_question(self.baseline, self.experiment, self.engine, self.workers, self.router)
-        if "://" in self.engine and self.model_path is not None:
-            raise UsageError("--model-path is of an engine started here; a URL keeps its own weights")
-        least = {"group_size": 1, "max_groups": 2} | ({} if self.fixed is None else {"fixed": 2})
-        least |= {} if self.max_new_tokens is None else {"max_new_tokens": 1}
-        for name, minimum in least.items():
-            if getattr(self, name) < minimum:
-                raise UsageError(f"--{name.replace('_', '-')} must be at least {minimum}, not {getattr(self, name)}")
-        if self.temperature <= 0:
-            raise UsageError("--temperature must be above 0: greedy samples have no distribution to compare")
-        if self.prompts is not None and self.max_new_tokens is None:
-            raise UsageError("--prompts needs --max-new-tokens: the cap of a response")
-        if self.prompts is None and self.prompt_key is not None:
-            raise UsageError("--prompt-key is of --prompts")
-        Evidence.start(self.margins, self.reward_range)
-        if get_task(self.task).has_images:
-            raise UsageError(f"task {self.task} shows images, and prompts are asked as text here: try a probe of `run`")
 
     def to_json(self) -> dict[str, Any]:
         """The configuration as it lies on disk."""

@@ -1,0 +1,98 @@
+"""Whether what a command was asked can be done: everything that can be seen before anything is loaded or started."""
+
+from __future__ import annotations
+
+from parity.engines import check_fleet
+from parity.errors import UsageError
+from parity.faults import parse_plant
+from parity.records.bench import BenchConfig
+from parity.records.experiment import ARMS, DESIGNS, ENGINES, LIST_TWIN, ExperimentConfig
+from parity.records.sampling import SamplingConfig
+from parity.stats import Evidence
+from parity.trainer.tasks import get_task
+
+
+def check_question(baseline: str, experiment: str, engine: str, workers: int = 1, router: str = "") -> None:
+    """Checks what every comparison is asked for.
+
+    Raises:
+        UsageError: An arm, the engine or the router's policy is not one that there is, both arms are the same, or
+            workers are asked of a deployment.
+    """
+    for arm in (baseline, experiment):
+        if arm not in ARMS:
+            raise UsageError(f"no arm {arm!r}: there are {', '.join(ARMS)}")
+    if baseline == experiment:
+        raise UsageError(f"both arms are {baseline!r}: a comparison needs two different ones")
+    if "://" not in engine and engine not in ENGINES:
+        raise UsageError(f"no engine {engine!r}: expected {', '.join(ENGINES)} or a URL")
+    if workers != 1 or router:
+        check_fleet(engine, workers, router or None)
+
+
+def check_experiment(config: ExperimentConfig) -> None:
+    """Checks what can be checked before anything runs.
+
+    Raises:
+        UsageError: An arm, a design, a count or a fault is not one that there is.
+    """
+    check_question(config.baseline, config.experiment, config.engine, config.workers, config.router)
+    unknown = set(config.designs) - set(DESIGNS)
+    if unknown:
+        raise UsageError(f"no design {sorted(unknown)}: there are {', '.join(DESIGNS)}")
+    if "replay" in config.designs and "paired" not in config.designs:
+        raise UsageError("a replay needs a recording: add --design paired")
+    if LIST_TWIN in config.designs and {config.baseline, config.experiment} != {"per-sample", "native"}:
+        raise UsageError(f"a {LIST_TWIN} compares per-sample with native, in place of which it asks for lists")
+    for name in ("seeds", "steps", "twin_steps"):
+        if getattr(config, name) < 1:
+            raise UsageError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(config, name)}")
+    if not 0 < config.probe_share <= 1:
+        raise UsageError(f"--probe-share is a share of the prompts above 0 and up to 1, not {config.probe_share}")
+    if "://" in config.engine and not config.control:
+        raise UsageError(f"training pushes weights to {config.engine}: allow it with --control")
+    task = get_task(config.task)
+    if config.plants:
+        last = max(config.steps, config.twin_steps) - 1
+        for text in config.plants:
+            fault, step = parse_plant(text)
+            if step > last:
+                raise UsageError(f"--plant {text}: steps count from 0, and the last one is {last}")
+            if fault.needs_images and not task.has_images:
+                raise UsageError(f"--plant {text}: task {task.name} shows no images; --task digits does")
+
+
+def check_sampling(config: SamplingConfig) -> None:
+    """Checks what can be checked before anything runs.
+
+    Raises:
+        UsageError: An arm, a number, a margin or a combination is not one that there is.
+    """
+    check_question(config.baseline, config.experiment, config.engine, config.workers, config.router)
+    if "://" in config.engine and config.model_path is not None:
+        raise UsageError("--model-path is of an engine started here; a URL keeps its own weights")
+    least = {"group_size": 1, "max_groups": 2} | ({} if config.fixed is None else {"fixed": 2})
+    least |= {} if config.max_new_tokens is None else {"max_new_tokens": 1}
+    for name, minimum in least.items():
+        if getattr(config, name) < minimum:
+            raise UsageError(f"--{name.replace('_', '-')} must be at least {minimum}, not {getattr(config, name)}")
+    if config.temperature <= 0:
+        raise UsageError("--temperature must be above 0: greedy samples have no distribution to compare")
+    if config.prompts is not None and config.max_new_tokens is None:
+        raise UsageError("--prompts needs --max-new-tokens: the cap of a response")
+    if config.prompts is None and config.prompt_key is not None:
+        raise UsageError("--prompt-key is of --prompts")
+    Evidence.start(config.margins, config.reward_range)
+    if get_task(config.task).has_images:
+        raise UsageError(f"task {config.task} shows images, and prompts are asked as text here: try a probe of `run`")
+
+
+def check_bench(config: BenchConfig) -> None:
+    """Checks what can be checked before anything is started.
+
+    Raises:
+        UsageError: Something does not go together; the message says what.
+    """
+    config.validate()
+    for policy in config.policies:
+        check_fleet(config.engine, config.workers, policy)
