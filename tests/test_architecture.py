@@ -1,4 +1,4 @@
-"""What holds between the modules: names that others import stay, and the core stays pure; import-linter holds the order of imports."""
+"""What holds between modules beside the order of imports, which import-linter holds: names stay, the core is pure."""
 
 from __future__ import annotations
 

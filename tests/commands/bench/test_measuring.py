@@ -20,6 +20,7 @@ from parity.commands.bench import run_bench
 from parity.commands.bench.measuring import cpu_seconds, measure, quantiles
 from parity.commands.bench.prompts import Vocabulary, requests, vocabulary_of
 from parity.commands.bench.running import _rounds
+from parity.commands.question import check_bench
 from parity.engines import EngineClient
 from parity.errors import EngineError, UsageError
 from parity.evidence.cost.benchmark import defects
@@ -284,7 +285,7 @@ def test_an_engine_that_refuses_a_mode_altogether_is_said(tmp_path):
 )
 def test_what_does_not_go_together_is_said_before_anything_starts(config, said):
     with pytest.raises(UsageError, match=said):
-        config.validate()
+        check_bench(config)
 
 
 @pytest.mark.parametrize("name", ["chunk=0", "chunk=", "chunk=-1", "chunk=²", "chunks=2", "natif", ""])
