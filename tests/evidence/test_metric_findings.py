@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from parity.errors import InputError, UsageError
-from parity.findings import Finding, Level, Status, quantity
+from parity.findings import Finding, Level, Status
 from parity.metrics import RunCurves, curves_of_run
 from parity.stats import collapse_finding, cost_findings, training_findings
 
@@ -53,32 +53,34 @@ def test_equal_arms_pass_with_their_numbers_as_evidence() -> None:
     assert reward.evidence["units"] == [5, 5]
     assert reward.evidence["late_steps"] == [20, 39]
     assert set(reward.evidence["baseline"]) == {f"base-seed{run}" for run in range(5)}
-    assert "±0.05" in reward.message
+    assert reward.expected == [-0.05, 0.05]
     json.dumps(reward.to_json(), allow_nan=False)
 
 
 def test_one_run_an_arm_is_inconclusive_and_says_what_is_needed() -> None:
     found = training_findings(arm_of_runs("base", 1, 0), arm_of_runs("native", 1, 1, shift=0.4), MARGINS)
     assert {finding.status for finding in found} == {Status.INCONCLUSIVE}
-    assert all("two or more" in finding.message for finding in found)
+    assert {finding.evidence["runs_needed"] for finding in found} == {None}
+    assert {tuple(finding.evidence["units"]) for finding in found} == {(1, 1)}
 
 
 def test_an_open_comparison_says_how_many_more_runs_it_takes() -> None:
     margins = {"rollout/raw_reward": 0.012}
     found = training_findings(arm_of_runs("base", 3, 0), arm_of_runs("native", 3, 1), margins)[0]
     assert found.status is Status.INCONCLUSIVE
-    more = found.evidence["runs_needed"] - 3
-    assert more > 0
-    assert f"{quantity(more, 'more runs')} an arm" in found.message
+    needed = found.evidence["runs_needed"]
+    assert needed > 3
+    assert str(needed) in found.message and str(needed - 3) in found.message
 
 
 def test_a_margin_out_of_reach_and_runs_without_spread_say_so() -> None:
     tiny = training_findings(arm_of_runs("base", 3, 0), arm_of_runs("native", 3, 1), {"rollout/raw_reward": 1e-5})[0]
-    assert "more than 1000 runs" in tiny.message
+    assert tiny.evidence["runs_needed"] is None and tiny.evidence["sigma"] > 0
+    assert "1000" in tiny.message
     constant = [[curves_of_run(f"{arm}{k}", [{"step": s, "m": v} for s in range(30)]) for k in "abc"] for arm, v in AB]
     apart = training_findings(constant[0], constant[1], {"m": 0.1})[0]
     assert apart.status is Status.INCONCLUSIVE
-    assert "without spread" in apart.message
+    assert apart.evidence["sigma"] == 0 and apart.evidence["runs_needed"] is None
 
 
 def test_a_metric_that_some_runs_lack_is_open_and_one_that_all_lack_is_not_compared() -> None:
@@ -86,7 +88,7 @@ def test_a_metric_that_some_runs_lack_is_open_and_one_that_all_lack_is_not_compa
     del experiment[1]["train/grad_norm"]
     found = by_metric(training_findings(baseline, experiment, {**MARGINS, "eval/none": 1.0}))
     assert found["train/grad_norm"].status is Status.INCONCLUSIVE
-    assert "1 run of the experiment" in found["train/grad_norm"].message
+    assert found["train/grad_norm"].evidence["lacking"] == {"baseline": 0, "experiment": 1}
     assert found["eval/none"].status is Status.NOT_COMPARED
 
 
@@ -122,7 +124,7 @@ def test_short_runs_are_inconclusive() -> None:
     runs = arm_of_runs("base", 5, 0, steps=12), arm_of_runs("native", 5, 1, steps=12)
     found = training_findings(*runs, MARGINS)
     assert {finding.status for finding in found} == {Status.INCONCLUSIVE}
-    assert "12 steps" in found[0].message
+    assert {finding.evidence["steps"] for finding in found} == {12}
     assert {finding.status for finding in training_findings(*runs, MARGINS, minimum_steps=12)} == {Status.PASS}
 
 
@@ -132,7 +134,7 @@ def test_many_missing_steps_are_inconclusive() -> None:
     experiment = [curves_of_run(f"native-seed{run}", lines) for run in range(3)]
     found = training_findings(baseline, experiment, {"rollout/raw_reward": 0.05})[0]
     assert found.status is Status.INCONCLUSIVE
-    assert "36%" in found.message
+    assert "36%" in found.message  # 29 of 80
 
 
 def test_holm_holds_back_a_difference_that_stands_alone_among_many_metrics() -> None:
@@ -168,7 +170,8 @@ def arm_with_collapses(arm: str, count: int, collapsed: int, at: int = 30) -> li
 def test_runs_that_do_not_collapse_pass_with_the_rate_that_stays_possible() -> None:
     found = collapse_finding(arm_with_collapses("base", 3, 0), arm_with_collapses("native", 3, 0))
     assert (found.check, found.level, found.status) == ("collapse_rate", Level.TRAINING, Status.PASS)
-    assert "63%" in found.message
+    assert found.evidence["baseline"] == found.evidence["experiment"] == [0, 3]
+    assert "63%" in found.message  # 1 - 0.05^(1/3)
 
 
 def test_one_collapse_against_none_is_inconclusive_and_three_against_none_fail() -> None:
@@ -182,7 +185,7 @@ def test_one_collapse_against_none_is_inconclusive_and_three_against_none_fail()
 def test_a_fall_at_the_very_end_is_named_as_undecided() -> None:
     found = collapse_finding(arm_with_collapses("base", 3, 0), arm_with_collapses("native", 3, 1, at=55))
     assert found.status is Status.INCONCLUSIVE
-    assert "native-seed0 ended in a fall" in found.message
+    assert found.evidence["suspects"] == ["native-seed0"]
 
 
 def test_collapse_without_rewards_is_not_compared() -> None:
@@ -258,7 +261,9 @@ def test_how_evenly_engines_were_loaded_is_a_cost_where_there_are_several() -> N
 def test_a_speed_up_with_shorter_responses_is_void() -> None:
     found = cost_of(0.8, tokens=49.0)
     assert found["rollout_time"].status is Status.INCONCLUSIVE
-    assert "void" in found["rollout_time"].message and "-2.0%" in found["rollout_time"].message
+    assert found["rollout_time"].evidence["ci95"][1] < 1, "it would be cheaper by its interval alone"
+    assert found["rollout_time"].evidence["response_tokens"] == [50.0, 49.0]
+    assert "-2.0%" in found["rollout_time"].message
     assert cost_of(0.8, tokens=49.6)["rollout_time"].status is Status.PASS
 
 
@@ -267,6 +272,6 @@ def test_costs_that_were_not_recorded_or_are_too_few_are_no_claim() -> None:
     short = [costed(run, 8, np.array([1.0, 1.1, 1.2]), 50.0) for run in ("base", "native")]
     found = {finding.check: finding for finding in cost_findings([(short[0], short[1])])}
     assert found["rollout_time"].status is Status.INCONCLUSIVE
-    assert "no interval" in found["rollout_time"].message
+    assert found["rollout_time"].evidence["ci95"] is None
     single = [costed(run, 8, np.array([1.0]), 50.0) for run in ("base", "native")]
     assert cost_findings([(single[0], single[1])])[1].status is Status.NOT_COMPARED

@@ -49,13 +49,13 @@ def test_one_run_an_arm_gives_a_ratio_without_an_interval() -> None:
     found = arms(0.8, runs=1)["rollout_time"]
     assert found.status is Status.INCONCLUSIVE
     assert found.evidence["ci95"] is None
-    assert "one run an arm" in found.message
 
 
 def test_a_claim_with_other_lengths_is_void() -> None:
     found = arms(0.8, tokens=490.0)["rollout_time"]
     assert found.status is Status.INCONCLUSIVE
-    assert "void" in found.message and "-2.0%" in found.message
+    assert found.evidence["ci95"][1] < 1, "it would be cheaper by its interval alone"
+    assert "-2.0%" in found.message
     assert arms(0.8, tokens=496.0)["rollout_time"].status is Status.PASS
 
 

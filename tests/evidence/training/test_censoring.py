@@ -32,7 +32,7 @@ def test_three_killed_of_three_against_none_is_open_and_one_is_not_shown() -> No
     assert lost.evidence["table"]["experiment"] == {"oom": 2, "502": 1}
     one = censoring_finding(baseline, arm("e", ("oom", 60), WHOLE, WHOLE))
     assert one.status is Status.PASS
-    assert "not shown" in one.message
+    assert one.evidence["p_rate"] > 0.05
 
 
 def test_the_log_rank_p_is_that_of_scipy() -> None:
