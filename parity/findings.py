@@ -2,10 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
+
+
+class Message(str):
+    """A sentence for a person: an English template, which is its id in the catalogues, and the values of its places.
+
+    It is its English text; `translated` says it in another language. Values may be messages themselves.
+
+    >>> Message("{failed} of {groups} differ", failed=2, groups=quantity(8, "groups"))
+    '2 of 8 groups differ'
+    """
+
+    template: str
+    values: Mapping[str, object]
+
+    def __new__(cls, template: str, /, **values: object) -> Message:
+        """The message of a template in the form of `str.format`."""
+        message = super().__new__(cls, template.format(**values))
+        message.template = template
+        message.values = values
+        return message
+
+    def __getnewargs_ex__(self) -> tuple[tuple[str], Mapping[str, object]]:
+        return (self.template,), self.values
+
+    def translated(self, catalogue: Callable[[str], str]) -> str:
+        """What it says by a catalogue, which gives the template of another language for the English one."""
+        values = {
+            name: value.translated(catalogue) if isinstance(value, Message) else value
+            for name, value in self.values.items()
+        }
+        return catalogue(self.template).format(**values)
+
+
+def listed(parts: Iterable[str], separator: str = ", ") -> Message:
+    """Several messages, or other texts, as one."""
+    values = {f"part{number}": part for number, part in enumerate(parts)}
+    return Message(separator.join(f"{{{name}}}" for name in values), **values)
+
+
+def quantity(number: int, unit: str) -> Message:
+    """A number of units, which are named in the plural: ``1,024 samples``, ``1 sample``."""
+    return Message(f"{{number:,}} {unit if number != 1 else unit.removesuffix('s')}", number=number)
 
 
 class Level(str, Enum):
@@ -120,11 +162,6 @@ class Finding:
             "message": self.message,
             "evidence": dict(self.evidence),
         }
-
-
-def quantity(number: int, unit: str) -> str:
-    """A number of units, which are named in the plural: ``1,024 samples``, ``1 sample``."""
-    return f"{number:,} {unit if number != 1 else unit.removesuffix('s')}"
 
 
 def short_repr(value: object, longest: int = 60) -> str:

@@ -1,10 +1,25 @@
 from __future__ import annotations
 
+import copy
+import pickle
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parity.findings import Finding, Level, Severity, Status, Verdict, Where, judge, status_of_level
+from parity.findings import (
+    Finding,
+    Level,
+    Message,
+    Severity,
+    Status,
+    Verdict,
+    Where,
+    judge,
+    listed,
+    quantity,
+    status_of_level,
+)
 
 PASS, FAIL, INCONCLUSIVE, NOT_COMPARED = Status.PASS, Status.FAIL, Status.INCONCLUSIVE, Status.NOT_COMPARED
 
@@ -68,3 +83,20 @@ def test_a_finding_keeps_its_place_and_numbers_as_json() -> None:
     }
     assert (row["level"], row["status"], row["expected"], row["observed"]) == ("contract", "fail", 4, 3)
     assert str(where) == "run native-seed0, step 0, group 3, slot 1, field logprobs"
+
+
+def test_a_message_is_its_english_text_and_says_the_same_by_a_catalogue() -> None:
+    message = Message("{failed} of {groups} differ{{}}", failed=2, groups=quantity(8, "groups"))
+    chinese = {
+        "{failed} of {groups} differ{{}}": "{groups}中有 {failed} 个不同",
+        "{number:,} groups": "{number:,} 个组",
+    }
+    assert message == "2 of 8 groups differ{}"
+    assert message.translated(lambda template: chinese[template]) == "8 个组中有 2 个不同"
+    assert copy.deepcopy(message).values == pickle.loads(pickle.dumps(message)).values == message.values
+
+
+def test_several_messages_are_listed_as_one() -> None:
+    several = listed([quantity(1, "runs"), "a {brace}"], "; ")
+    assert several == "1 run; a {brace}"
+    assert several.translated(lambda text: text.replace("run", "次")) == "1 次; a {brace}"

@@ -44,7 +44,7 @@ def _power(metric: MetricPlan) -> Table:
         "evidence", "if equal: PARITY", "DIFFERENT", "if apart by the margin: PARITY", "DIFFERENT", box=box.SIMPLE_HEAD
     )
     for equal, apart in zip(metric.group_power[::2], metric.group_power[1::2], strict=True):
-        name = quantity(equal.groups, "groups")
+        name: str = quantity(equal.groups, "groups")
         if equal.watched:
             name = f"watched, half by {equal.median_groups:,} groups, 9 in 10 by {equal.late_groups:,}"
         table.add_row(name, *_shares(equal, apart))
