@@ -73,12 +73,12 @@ def plan(
     from parity.report.plan import cheapest, print_plan
     from parity.stats import SAMPLING_MARGINS
 
-    stated: dict[str, planning.Spread] = {}
+    stated: dict[str, planning.MetricSpread] = {}
     fields = (("group", "--sigma", "sigmas"), ("run", "--sigma-run", "run_sigmas"), ("mean", "--mean", "means"))
     for field, option, name in fields:
         for metric, value in parse_numbers(option, asked.pop(name)).items():
             known: dict[str, Any] = {field: value}
-            stated = planning.merged(stated, {metric: planning.Spread(metric, **known)})
+            stated = planning.merged(stated, {metric: planning.MetricSpread(metric, **known)})
     setting = planning.Setting(**asked)
     spreads = planning.merged(stated, _measured(history, setting.group_size, quiet)) if history else stated
     made = planning.plan(parse_margins(margins, SAMPLING_MARGINS), spreads, setting, np.random.default_rng(seed))

@@ -11,7 +11,7 @@ import aiohttp
 
 from parity.conformance import answers, features, images, phases, refusals, weights
 from parity.conformance.known import known_deviations
-from parity.conformance.probe import Broken, Case, NotCompared, Probe, about
+from parity.conformance.probe import Broken, ConformanceCase, NotCompared, Probe, about
 from parity.contract_checks import Rules, check_exchanges
 from parity.engines.client import EngineClient
 from parity.engines.remote import remote_engine
@@ -19,14 +19,14 @@ from parity.errors import EngineError
 from parity.findings import Finding, Level, Severity, Status, Where
 from rollout_patch import RequestFailed
 
-__all__ = ["CASES", "Case", "check_engine"]
+__all__ = ["CASES", "ConformanceCase", "check_engine"]
 
 CASE_SECONDS = 60.0
 """Time within which each case must be through."""
 SHOWN = 5
 """Breaches of one case that become a finding each."""
 
-CASES: tuple[Case, ...] = tuple(
+CASES: tuple[ConformanceCase, ...] = tuple(
     # what may end the engine comes last, so that it costs no other case
     sorted(
         (*answers.CASES, *refusals.CASES, *images.CASES, *phases.CASES, *weights.CASES, *features.CASES),
@@ -45,7 +45,7 @@ def check_engine(
     destructive: bool = False,
     control: bool = False,
     progress: Progress | None = None,
-    cases: Sequence[Case] = CASES,
+    cases: Sequence[ConformanceCase] = CASES,
 ) -> list[Finding]:
     """Holds a running engine to the protocol, case by case, over HTTP; blocks until all are through.
 
@@ -68,7 +68,7 @@ def check_engine(
 
 
 async def _check(
-    client: EngineClient, destructive: bool, control: bool, progress: Progress | None, cases: Sequence[Case]
+    client: EngineClient, destructive: bool, control: bool, progress: Progress | None, cases: Sequence[ConformanceCase]
 ) -> list[Finding]:
     findings: list[Finding] = []
     timeout = aiohttp.ClientTimeout(total=CASE_SECONDS)
@@ -113,7 +113,7 @@ async def _alive(client: EngineClient) -> bool:
     return True
 
 
-async def _run(case: Case, probe: Probe) -> list[Finding]:
+async def _run(case: ConformanceCase, probe: Probe) -> list[Finding]:
     started = time.monotonic()
     broken: Broken | None = None
     try:
@@ -143,7 +143,7 @@ async def _run(case: Case, probe: Probe) -> list[Finding]:
     return [replace(breach, evidence=evidence) for breach in breaches[:SHOWN]]
 
 
-def _breaches(case: Case, probe: Probe, broken: Broken | None) -> list[Finding]:
+def _breaches(case: ConformanceCase, probe: Probe, broken: Broken | None) -> list[Finding]:
     """What the case expected in vain, and what the exchanges break of the contract."""
     breaches = []
     if broken:
@@ -166,11 +166,11 @@ def _breaches(case: Case, probe: Probe, broken: Broken | None) -> list[Finding]:
     return breaches
 
 
-def _check_name(case: Case) -> str:
+def _check_name(case: ConformanceCase) -> str:
     return f"engine_{case.name}"
 
 
-def _not_compared(case: Case, reason: str) -> Finding:
+def _not_compared(case: ConformanceCase, reason: str) -> Finding:
     evidence = {"checked": 0, "failed": 0, "not_compared": 1}
     message = f"{case.rule}: not compared: {reason}"
     return Finding(_check_name(case), Level.CONTRACT, Status.NOT_COMPARED, message, evidence=evidence)

@@ -16,7 +16,7 @@ from parity.conformance.probe import (
     TEXT,
     TOKENS,
     Broken,
-    Case,
+    ConformanceCase,
     NotCompared,
     Output,
     Probe,
@@ -395,45 +395,47 @@ def _decoded(event: str) -> Output:
     return chunk
 
 
-_TABLES: tuple[Case, ...] = (
-    Case(
+_TABLES: tuple[ConformanceCase, ...] = (
+    ConformanceCase(
         "top_logprobs_single",
         "Top log-probs are sorted and hold that of the id sampled",
         partial(_top_logprobs, PROMPT, {}),
     ),
-    Case("top_logprobs_native", "Top log-probs come with n = 2", partial(_top_logprobs, PROMPT, {"n": 2})),
-    Case("top_logprobs_list", "Top log-probs come with a list", partial(_top_logprobs, [PROMPT] * 2, {})),
-    Case(
+    ConformanceCase("top_logprobs_native", "Top log-probs come with n = 2", partial(_top_logprobs, PROMPT, {"n": 2})),
+    ConformanceCase("top_logprobs_list", "Top log-probs come with a list", partial(_top_logprobs, [PROMPT] * 2, {})),
+    ConformanceCase(
         "prompt_logprobs_single",
         "Every prompt token but the first has a log-prob",
         partial(_prompt_logprobs, PROMPT, {}),
     ),
-    Case(
+    ConformanceCase(
         "prompt_logprobs_native",
         "Samples with n = 2 share their prompt log-probs",
         partial(_prompt_logprobs, PROMPT, {"n": 2}),
     ),
-    Case(
+    ConformanceCase(
         "prompt_logprobs_list",
         "Prompts of a list have their prompt log-probs",
         partial(_prompt_logprobs, [PROMPT] * 2, {}),
     ),
-    Case("stop_token_single", "An output ends with the stop token that matched", partial(_stop_token, PROMPT, {})),
-    Case("stop_token_native", "Stop tokens end each of n = 3", partial(_stop_token, PROMPT, {"n": 3})),
-    Case("stop_token_list", "Stop tokens end each of a list", partial(_stop_token, [PROMPT] * 3, {})),
-    Case("stop_string_single", "The text ends before the string that matched", partial(_stop_string, {})),
-    Case("stop_string_native", "Stop strings end each of n = 3", partial(_stop_string, {"n": 3})),
-    Case(
+    ConformanceCase(
+        "stop_token_single", "An output ends with the stop token that matched", partial(_stop_token, PROMPT, {})
+    ),
+    ConformanceCase("stop_token_native", "Stop tokens end each of n = 3", partial(_stop_token, PROMPT, {"n": 3})),
+    ConformanceCase("stop_token_list", "Stop tokens end each of a list", partial(_stop_token, [PROMPT] * 3, {})),
+    ConformanceCase("stop_string_single", "The text ends before the string that matched", partial(_stop_string, {})),
+    ConformanceCase("stop_string_native", "Stop strings end each of n = 3", partial(_stop_string, {"n": 3})),
+    ConformanceCase(
         "stop_string_kept",
         "With no_stop_trim the text ends with the string that matched",
         partial(_stop_string, {"no_stop_trim": True}),
     ),
-    Case("stream_single", "A stream grows, and ends with a finish reason and [DONE]", partial(_stream, {})),
-    Case("stream_native", "A stream of n = 2 tells its samples apart by index", partial(_stream, {"n": 2})),
+    ConformanceCase("stream_single", "A stream grows, and ends with a finish reason and [DONE]", partial(_stream, {})),
+    ConformanceCase("stream_native", "A stream of n = 2 tells its samples apart by index", partial(_stream, {"n": 2})),
 )
 
-CASES: tuple[Case, ...] = (
-    *(Case(name, rule, partial(_runs_to_its_cap, prompt, params)) for name, rule, prompt, params in _SHAPES),
+CASES: tuple[ConformanceCase, ...] = (
+    *(ConformanceCase(name, rule, partial(_runs_to_its_cap, prompt, params)) for name, rule, prompt, params in _SHAPES),
     *map(
         case_of,
         (

@@ -8,7 +8,7 @@ from statistics import fmean
 
 from parity.conformance.checkpoints import with_other_encoder
 from parity.conformance.images import IMAGE, png, with_images
-from parity.conformance.probe import Case, NotCompared, Probe, case_of, expect, require, triples_of
+from parity.conformance.probe import ConformanceCase, NotCompared, Probe, case_of, expect, require, triples_of
 from parity.conformance.weights import LABEL, expect_updated, update, weights_kept
 
 PROMPT = f"{IMAGE} = 0 1 2 3 4 5 6 7 8 9"
@@ -60,4 +60,4 @@ def _apart(some: list[float], others: list[float]) -> float:
     return fmean(abs(a - b) for a, b in zip(some, others, strict=True))
 
 
-CASES: tuple[Case, ...] = (case_of(weights_drop_features, control=True),)
+CASES: tuple[ConformanceCase, ...] = (case_of(weights_drop_features, control=True),)

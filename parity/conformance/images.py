@@ -11,7 +11,7 @@ from typing import Any
 from parity.conformance.answers import SEED, near
 from parity.conformance.probe import (
     TOKENS,
-    Case,
+    ConformanceCase,
     NotCompared,
     Output,
     Probe,
@@ -182,22 +182,22 @@ async def image_expanded(probe: Probe) -> None:
 
 _ODD = frozenset({"exchange_request_honoured"})
 
-CASES: tuple[Case, ...] = (
-    *(Case(name, rule, partial(_answered, *asked)) for name, rule, *asked in _SHAPES),
-    *(Case(name, rule, partial(_refused, *asked)) for name, rule, *asked in _BAD),
-    Case(
+CASES: tuple[ConformanceCase, ...] = (
+    *(ConformanceCase(name, rule, partial(_answered, *asked)) for name, rule, *asked in _SHAPES),
+    *(ConformanceCase(name, rule, partial(_refused, *asked)) for name, rule, *asked in _BAD),
+    ConformanceCase(
         "image_dropped",
         "An image without a placeholder is refused, or leaves no trace",
         partial(_dropped, ONE, [[RED, BLUE]], 1),
         exempt=_ODD,
     ),
-    Case(
+    ConformanceCase(
         "image_of_no_prompt",
         "An image of a prompt without a placeholder is refused, or leaves no trace",
         partial(_dropped, NONE, [[RED]], 0),
         exempt=_ODD,
     ),
-    Case(
+    ConformanceCase(
         "placeholder_alone",
         "A placeholder without an image is refused, or is text",
         partial(_dropped, ONE, None, 0),

@@ -14,7 +14,7 @@ from parity.conformance.probe import (
     PROMPT,
     TOKENS,
     Broken,
-    Case,
+    ConformanceCase,
     NotCompared,
     Output,
     Probe,
@@ -260,9 +260,9 @@ _RUNNING: tuple[tuple[str, str, object, dict[str, Any]], ...] = (
 
 _SAME_IDS = frozenset({"exchange_unique_ids"})
 
-CASES: tuple[Case, ...] = (
+CASES: tuple[ConformanceCase, ...] = (
     *(
-        Case(name, rule, partial(_abort_running, prompt, params), control=True)
+        ConformanceCase(name, rule, partial(_abort_running, prompt, params), control=True)
         for name, rule, prompt, params in _RUNNING
     ),
     *(
@@ -279,13 +279,13 @@ CASES: tuple[Case, ...] = (
         )
     ),
     *(case_of(run, control=True, exempt=_SAME_IDS) for run in (abort_rid, abort_rid_in_list, abort_rid_after)),
-    Case(
+    ConformanceCase(
         "pause_retract",
         "A request goes on whole after a pause by retract",
         partial(_pause_keeps, "retract"),
         control=True,
     ),
-    Case(
+    ConformanceCase(
         "pause_in_place",
         "A request goes on whole after a pause in place",
         partial(_pause_keeps, "in_place"),

@@ -44,7 +44,7 @@ class NotCompared(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class ConformanceCase:
     """One case of the suite.
 
     Attributes:
@@ -66,9 +66,9 @@ class Case:
     partial_versions: bool = False
 
 
-def case_of(run: Callable[[Probe], Awaitable[None]], **flags: Any) -> Case:
+def case_of(run: Callable[[Probe], Awaitable[None]], **flags: Any) -> ConformanceCase:
     """The case that a function is: its name, and its docstring as the rule."""
-    return Case(run.__name__, (run.__doc__ or "").rstrip("."), run, **flags)
+    return ConformanceCase(run.__name__, (run.__doc__ or "").rstrip("."), run, **flags)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from parity.conformance.probe import (
     SHORT,
     TEXT,
     TOKENS,
-    Case,
+    ConformanceCase,
     NotCompared,
     Probe,
     case_of,
@@ -126,12 +126,14 @@ async def id_negative(probe: Probe) -> None:
 
 _ODD = frozenset({"exchange_request_honoured", "exchange_output_count"})
 
-CASES: tuple[Case, ...] = (
-    *(Case(name, rule, partial(refused, body)) for name, rule, body in _BAD),
-    Case("prompt_too_long", "A prompt longer than the context is refused", partial(_too_long, False)),
-    Case("prompt_too_long_in_list", "A list with a prompt too long is refused whole", partial(_too_long, True)),
-    Case("n_zero", "n = 0 is refused, or answered by one sample", partial(_odd_n, 0), exempt=_ODD),
-    Case("n_negative", "n = -1 is refused, or answered by one sample", partial(_odd_n, -1), exempt=_ODD),
+CASES: tuple[ConformanceCase, ...] = (
+    *(ConformanceCase(name, rule, partial(refused, body)) for name, rule, body in _BAD),
+    ConformanceCase("prompt_too_long", "A prompt longer than the context is refused", partial(_too_long, False)),
+    ConformanceCase(
+        "prompt_too_long_in_list", "A list with a prompt too long is refused whole", partial(_too_long, True)
+    ),
+    ConformanceCase("n_zero", "n = 0 is refused, or answered by one sample", partial(_odd_n, 0), exempt=_ODD),
+    ConformanceCase("n_negative", "n = -1 is refused, or answered by one sample", partial(_odd_n, -1), exempt=_ODD),
     case_of(top_level_n, exempt=_ODD),
     case_of(body_broken),
     case_of(id_outside_vocabulary, destructive=True),

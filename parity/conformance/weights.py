@@ -14,7 +14,7 @@ from parity.conformance.phases import end_pause, long_request, pause
 from parity.conformance.probe import (
     MIDDLE,
     PROMPT,
-    Case,
+    ConformanceCase,
     NotCompared,
     Output,
     Probe,
@@ -198,7 +198,7 @@ async def weights_of_other_shape(probe: Probe) -> None:
     expect("output_ids", (await _greedy(probe))[0], before[0], "greedy ids afterwards")
 
 
-CASES: tuple[Case, ...] = (
+CASES: tuple[ConformanceCase, ...] = (
     *(
         case_of(run, control=True)
         for run in (

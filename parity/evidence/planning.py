@@ -48,7 +48,7 @@ RUN_METRICS: Mapping[str, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class MetricSpread:
     """How much one metric varies, in its own unit; None for what is not known.
 
     Attributes:
@@ -144,7 +144,7 @@ class MetricPlan:
         run_power: The same by runs.
     """
 
-    spread: Spread
+    spread: MetricSpread
     margin: float
     bound: float
     watched_groups: int | None
@@ -177,7 +177,7 @@ class Plan:
         return asdict(self)
 
 
-def group_spreads(rollouts: Sequence[Rollout], source: str) -> dict[str, Spread]:
+def group_spreads(rollouts: Sequence[Rollout], source: str) -> dict[str, MetricSpread]:
     """How much each metric of samples varies inside and between prompt groups, from groups of two or more.
 
     The arms' means over one prompt differ with variance 2 / n times the variance inside a group, n samples each.
@@ -191,7 +191,7 @@ def group_spreads(rollouts: Sequence[Rollout], source: str) -> dict[str, Spread]
         inside = float(np.mean([group.var(ddof=1) for group in groups]))
         means = np.array([group.mean() for group in groups])
         spread = float(np.sqrt(2 * inside / size)), float(means.std(ddof=1))
-        found[metric] = Spread(metric, float(means.mean()), *spread, None, f"{source}, {len(groups)} groups")
+        found[metric] = MetricSpread(metric, float(means.mean()), *spread, None, f"{source}, {len(groups)} groups")
     return found
 
 
@@ -206,7 +206,7 @@ def _groups(rollout: Rollout, metric: str) -> list[Any]:
     return np.split(values[order], np.cumsum(np.bincount(group.ravel()))[:-1])
 
 
-def run_spreads(runs: Sequence[RunCurves], source: str) -> dict[str, Spread]:
+def run_spreads(runs: Sequence[RunCurves], source: str) -> dict[str, MetricSpread]:
     """How much the mean over the later half of a run varies between runs of one arm, by metric of samples."""
     found = {}
     for metric, name in RUN_METRICS.items():
@@ -217,26 +217,26 @@ def run_spreads(runs: Sequence[RunCurves], source: str) -> dict[str, Spread]:
         values = late_mean(aligned) if len(aligned.steps) else np.zeros(0)
         if len(values) and np.isfinite(values).all():
             said = f"{source}, {len(curves)} runs"
-            found[metric] = Spread(metric, float(values.mean()), None, None, float(values.std(ddof=1)), said)
+            found[metric] = MetricSpread(metric, float(values.mean()), None, None, float(values.std(ddof=1)), said)
     return found
 
 
-def merged(first: Mapping[str, Spread], second: Mapping[str, Spread]) -> dict[str, Spread]:
+def merged(first: Mapping[str, MetricSpread], second: Mapping[str, MetricSpread]) -> dict[str, MetricSpread]:
     """What either knows of each metric; where both do, the first."""
     result = {}
     for metric in [*first, *(name for name in second if name not in first)]:
-        ours, theirs = first.get(metric, Spread(metric)), second.get(metric, Spread(metric))
+        ours, theirs = first.get(metric, MetricSpread(metric)), second.get(metric, MetricSpread(metric))
         known = {
             name: getattr(ours, name) if getattr(ours, name) is not None else getattr(theirs, name)
             for name in ("mean", "group", "prompt", "run")
         }
         sources = dict.fromkeys(one[metric].source for one in (first, second) if metric in one)
-        result[metric] = Spread(metric, **known, source="; ".join(sources))
+        result[metric] = MetricSpread(metric, **known, source="; ".join(sources))
     return result
 
 
 def plan(
-    margins: Mapping[str, float], spreads: Mapping[str, Spread], setting: Setting, rng: np.random.Generator
+    margins: Mapping[str, float], spreads: Mapping[str, MetricSpread], setting: Setting, rng: np.random.Generator
 ) -> Plan:
     """What each design takes to show margins, and the cheapest one that does.
 
@@ -282,7 +282,7 @@ def _outside(planned: MetricPlan, setting: Setting) -> list[str]:
     return [f"{spread.metric}: taken to lie from {low:g} to {high:g}, which its margin, mean or sigma does not{more}"]
 
 
-def _largest(metric: str, setting: Setting, warnings: list[str]) -> Spread:
+def _largest(metric: str, setting: Setting, warnings: list[str]) -> MetricSpread:
     """The spread of values that are one or the other end of their range, as often as not."""
     if metric not in ("reward", "truncated", "aborted"):
         raise UsageError(f"how much {metric} varies is not known: give --history, or --sigma {metric}=VALUE")
@@ -291,10 +291,10 @@ def _largest(metric: str, setting: Setting, warnings: list[str]) -> Spread:
     warnings.append(f"{metric}: taken to vary as much as {ends} can; --history or --sigma says less")
     width = high - low
     group = width * float(np.sqrt(0.5 / setting.group_size))
-    return Spread(metric, None, group, width / 2, None, f"the largest of {ends}")
+    return MetricSpread(metric, None, group, width / 2, None, f"the largest of {ends}")
 
 
-def _absolute(margin: float, spread: Spread) -> float:
+def _absolute(margin: float, spread: MetricSpread) -> float:
     if spread.mean is not None and not np.isfinite(spread.mean):
         raise InputError(f"{spread.metric}: the mean is {spread.mean}, no finite number")
     if spread.metric not in RELATIVE:
@@ -307,7 +307,7 @@ def _absolute(margin: float, spread: Spread) -> float:
     return margin * abs(spread.mean)
 
 
-def _metric_plan(spread: Spread, margin: float, bound: float, rng: np.random.Generator) -> MetricPlan:
+def _metric_plan(spread: MetricSpread, margin: float, bound: float, rng: np.random.Generator) -> MetricPlan:
     for name in ("group", "prompt", "run"):
         value = getattr(spread, name)
         if value is not None and not 0 <= value < np.inf:
@@ -342,7 +342,7 @@ def _some(deviation: float | None, margin: float) -> float | None:
     return None if deviation is None else max(deviation, LEAST_SPREAD * margin)
 
 
-def _bound(spread: Spread, setting: Setting) -> float:
+def _bound(spread: MetricSpread, setting: Setting) -> float:
     """The largest difference of a group that evidence is prepared for."""
     if spread.metric == "reward":
         return setting.reward_range[1] - setting.reward_range[0]

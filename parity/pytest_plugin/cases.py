@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from parity.conformance import CASES, Case, check_engine
+from parity.conformance import CASES, ConformanceCase, check_engine
 from parity.errors import EngineError
 from parity.findings import Status
 
@@ -26,7 +26,7 @@ class CaseFailed(Exception):
 class CaseItem(pytest.Item):
     """One case as a test: it fails with its findings, is skipped where nothing was compared, xfails where known."""
 
-    def __init__(self, *, case: Case, **more: Any) -> None:
+    def __init__(self, *, case: ConformanceCase, **more: Any) -> None:
         super().__init__(**more)
         self.case = case
         self.add_marker("parity_case")

@@ -22,7 +22,7 @@ def write_report(
         InputError: A file of the experiment cannot be read.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    evidence = html.gather(report, experiment) if experiment else html.Evidence()
+    evidence = html.gather(report, experiment) if experiment else html.PageEvidence()
     pictures = plots.draw(report, speaker(language))
     contents = {picture.file_name: picture.content for picture in pictures}
     contents["report.json"] = data.render(report)

@@ -11,15 +11,15 @@ from click.testing import CliRunner
 
 from parity.cli import cli
 from parity.errors import InputError, UsageError
-from parity.evidence.planning import Plan, Setting, Spread, group_spreads, merged, plan, run_spreads
+from parity.evidence.planning import MetricSpread, Plan, Setting, group_spreads, merged, plan, run_spreads
 from parity.metrics import curves_of_run
 from parity.records.samples import Rollout, Sample
 
 WIDE = Setting(reward_range=(-1.0, 1.0))
-KNOWN = Spread("reward", 0.5, 0.185, 0.4, 0.035)
+KNOWN = MetricSpread("reward", 0.5, 0.185, 0.4, 0.035)
 
 
-def planned(margin: float = 0.02, spread: Spread = KNOWN, setting: Setting | None = None) -> Plan:
+def planned(margin: float = 0.02, spread: MetricSpread = KNOWN, setting: Setting | None = None) -> Plan:
     return plan({"reward": margin}, {"reward": spread}, setting or Setting(), np.random.default_rng(0))
 
 
@@ -64,12 +64,12 @@ def test_a_reward_of_unknown_spread_is_taken_at_its_largest_and_that_is_said() -
 
 
 def test_what_is_not_known_is_no_number() -> None:
-    made = planned(spread=Spread("reward", group=0.185))
+    made = planned(spread=MetricSpread("reward", group=0.185))
     by_name = {design.name: design for design in made.designs}
     assert by_name["paired"].steps is None and not by_name["paired"].shows_margin
     assert "not known" in by_name["switchback"].amount
-    assert planned(spread=Spread("reward", run=0.01)).cheapest == "paired"
-    assert planned(spread=Spread("reward", mean=1.0)).cheapest is None
+    assert planned(spread=MetricSpread("reward", run=0.01)).cheapest == "paired"
+    assert planned(spread=MetricSpread("reward", mean=1.0)).cheapest is None
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_a_plan_that_cannot_be_made_says_what_it_needs(margins: dict[str, float]
 
 
 def test_what_never_happened_before_varies_by_nothing_and_is_planned_for() -> None:
-    never = Spread("truncated", 0.0, 0.0, 0.0, 0.0)
+    never = MetricSpread("truncated", 0.0, 0.0, 0.0, 0.0)
     margins, setting = {"reward": 0.02, "truncated": 0.01}, Setting()
     made = plan(margins, {"reward": KNOWN, "truncated": never}, setting, np.random.default_rng(0))
     alone = planned()
@@ -103,25 +103,26 @@ def test_what_never_happened_before_varies_by_nothing_and_is_planned_for() -> No
 
 
 def test_a_margin_out_of_proportion_or_a_mean_that_is_none_is_refused() -> None:
-    for margin, spread in ((1e200, KNOWN), (1e-9, KNOWN), (0.02, Spread("reward", group=1e200)), (1e-300, KNOWN)):
+    for margin, spread in ((1e200, KNOWN), (1e-9, KNOWN), (0.02, MetricSpread("reward", group=1e200)), (1e-300, KNOWN)):
         with pytest.raises(UsageError, match="out of proportion"):
             planned(margin, spread)
     for mean in (float("nan"), float("inf")):
         with pytest.raises(InputError, match="no finite number"):
-            planned(spread=Spread("reward", mean, 0.2))
+            planned(spread=MetricSpread("reward", mean, 0.2))
 
 
 def test_a_reward_that_cannot_be_from_0_to_1_is_said_to_be_outside() -> None:
-    for spread in (Spread("reward", -0.3, 0.5), Spread("reward", 40.0, 8.0)):
+    for spread in (MetricSpread("reward", -0.3, 0.5), MetricSpread("reward", 40.0, 8.0)):
         assert any("--reward-range" in warning for warning in planned(spread=spread).warnings)
     assert not any("--reward-range" in warning for warning in planned().warnings)
     assert not any(
-        "--reward-range" in warning for warning in planned(spread=Spread("reward", -0.3, 0.5), setting=WIDE).warnings
+        "--reward-range" in warning
+        for warning in planned(spread=MetricSpread("reward", -0.3, 0.5), setting=WIDE).warnings
     )
 
 
 def test_rewards_of_another_range_are_planned_as_those_from_0_to_1_are_by_its_width() -> None:
-    narrow, wide = planned(0.02), planned(0.04, Spread("reward", 0.0, 0.37, 0.8, 0.07), WIDE)
+    narrow, wide = planned(0.02), planned(0.04, MetricSpread("reward", 0.0, 0.37, 0.8, 0.07), WIDE)
     for one, other in zip(narrow.designs, wide.designs, strict=True):
         assert (one.name, one.groups, one.steps) == (other.name, other.groups, other.steps)
     unknown = [plan({"reward": margin}, {}, setting, RNG) for margin, setting in ((0.02, Setting()), (0.04, WIDE))]
@@ -132,11 +133,11 @@ def test_rewards_of_another_range_are_planned_as_those_from_0_to_1_are_by_its_wi
 
 def test_a_relative_margin_needs_a_mean_and_a_spread_must_be_one() -> None:
     with pytest.raises(UsageError, match="--mean response_length"):
-        plan({"response_length": 0.02}, {"response_length": Spread("response_length", group=5.0)}, Setting(), RNG)
-    known = Spread("response_length", mean=200.0, group=5.0)
+        plan({"response_length": 0.02}, {"response_length": MetricSpread("response_length", group=5.0)}, Setting(), RNG)
+    known = MetricSpread("response_length", mean=200.0, group=5.0)
     assert plan({"response_length": 0.02}, {"response_length": known}, Setting(), RNG).metrics[0].margin == 4.0
     with pytest.raises(InputError, match="standard deviation"):
-        planned(spread=Spread("reward", group=float("nan")))
+        planned(spread=MetricSpread("reward", group=float("nan")))
     with pytest.raises(UsageError, match="--gpus"):
         Setting(gpus=0)
     with pytest.raises(UsageError, match="--seconds-per-step"):

@@ -19,7 +19,7 @@ from parity.findings import Finding, Level, Status, Where
 from parity.records.samples import Rollout, Sample
 from parity.records.store import run_store
 from parity.report.document import Report, build_report
-from parity.report.html import Evidence, evidence, gather
+from parity.report.html import PageEvidence, evidence, gather
 from parity.report.html.tokens import token_texts
 from parity.report.runs import RunRecord
 
@@ -184,4 +184,4 @@ def test_token_texts_are_those_of_the_tokenizer_beside_the_weights(
 
 
 def test_without_a_directory_there_is_nothing_to_show() -> None:
-    assert (Evidence().pairs, dict(Evidence().packed), dict(Evidence().events)) == ((), {}, {})
+    assert (PageEvidence().pairs, dict(PageEvidence().packed), dict(PageEvidence().events)) == ((), {}, {})

@@ -152,8 +152,8 @@ def directory(tmp_path_factory: pytest.TempPathFactory, report: Report) -> Path:
         (made / f"{language}.html").write_bytes(html.render(twin, html.gather(twin, made), language))
     step = max(len(packed) for packed in html.gather(twin, made).packed.values())
     (made / "short.html").write_bytes(html.render(twin, html.gather(twin, made, limit=3 * step)))
-    (made / "pairs.html").write_bytes(html.render(report, html.Evidence()))
-    (made / "bare.html").write_bytes(html.render(twin, html.Evidence()))
+    (made / "pairs.html").write_bytes(html.render(report, html.PageEvidence()))
+    (made / "bare.html").write_bytes(html.render(twin, html.PageEvidence()))
     return made
 
 

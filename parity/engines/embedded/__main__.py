@@ -14,7 +14,7 @@ import torch
 from aiohttp import web
 
 from parity.engines.embedded.model import CheckpointError
-from parity.engines.embedded.server import Engine, build_app
+from parity.engines.embedded.server import ServedModel, build_app
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -46,7 +46,7 @@ async def _serve(path: Path, host: str, port: int, port_file: Path | None, max_r
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-    engine = Engine(path, max_running)
+    engine = ServedModel(path, max_running)
     runner = web.AppRunner(build_app(engine), handler_cancellation=True, shutdown_timeout=0.5)
     await runner.setup()
     site = web.TCPSite(runner, host, port)

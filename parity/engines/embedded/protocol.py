@@ -154,7 +154,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class Generated:
     """A sequence as far as it has come.
 
     `logprobs` and `prompt_logprobs` are natural logarithms; `top` and `prompt_top` hold one list of (log-prob, id) a
@@ -226,7 +226,7 @@ def parse_generate(
 
 
 def response_item(
-    request: SequenceRequest, result: Result, text: str, *, weight_version: str, latency: float, sent_at: float
+    request: SequenceRequest, result: Generated, text: str, *, weight_version: str, latency: float, sent_at: float
 ) -> dict[str, Any]:
     """One item of the response, its keys in SGLang's order; `latency` in seconds, `sent_at` since the epoch."""
     count = len(result.output_ids)
@@ -272,7 +272,7 @@ def response_item(
     return {"text": text, "output_ids": list(result.output_ids), "meta_info": meta}
 
 
-def ids_to_decode(request: SequenceRequest, result: Result, tokenizer_size: int) -> list[int]:
+def ids_to_decode(request: SequenceRequest, result: Generated, tokenizer_size: int) -> list[int]:
     """The output ids whose text is returned: no matched stop token, and id 0 for ids that the tokenizer lacks."""
     matched = (result.finish_reason or {}).get("matched")
     trimmed = isinstance(matched, int) and not request.sampling.no_stop_trim
@@ -280,7 +280,7 @@ def ids_to_decode(request: SequenceRequest, result: Result, tokenizer_size: int)
     return [token if token < tokenizer_size else 0 for token in ids]
 
 
-def trim_stop_string(request: SequenceRequest, result: Result, text: str) -> str:
+def trim_stop_string(request: SequenceRequest, result: Generated, text: str) -> str:
     """Text up to a matched stop string, or through it with `no_stop_trim`."""
     matched = (result.finish_reason or {}).get("matched")
     if not isinstance(matched, str) or (place := text.find(matched)) < 0:

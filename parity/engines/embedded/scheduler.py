@@ -24,7 +24,7 @@ import torch
 from parity.engines.embedded.features import Features
 from parity.engines.embedded.model import Model
 from parity.engines.embedded.prefix_cache import PrefixCache
-from parity.engines.embedded.protocol import Result
+from parity.engines.embedded.protocol import Generated
 from parity.engines.embedded.rows import Rows, rows_for
 from parity.engines.embedded.sampling import Floats, Integers, log_softmax, on_grid, sample
 from parity.engines.embedded.sequence import Sequence
@@ -51,7 +51,7 @@ class Counters:
     steps: int = 0
 
 
-Deliver = Callable[[list[tuple[Sequence, Result]]], None]
+Deliver = Callable[[list[tuple[Sequence, Generated]]], None]
 
 
 class Scheduler:
@@ -81,7 +81,7 @@ class Scheduler:
         self._stop_text = stop_text
         self._deliver = deliver
         self._prefixes = PrefixCache(PREFIX_CACHE_BYTES)
-        self._changed: list[tuple[Sequence, Result]] = []
+        self._changed: list[tuple[Sequence, Generated]] = []
         self._starting: list[Sequence] = []
         self._wake = threading.Condition()
         self._commands: list[Callable[[], None]] = []

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass, field
 from typing import Any
 
-from parity.engines.embedded.protocol import Result, SequenceRequest
+from parity.engines.embedded.protocol import Generated, SequenceRequest
 
 
 @dataclass(eq=False)
@@ -50,9 +50,9 @@ class Sequence:
         """Prompt and output at most, in tokens."""
         return len(self.request.input_ids) + self.request.sampling.max_new_tokens
 
-    def result(self, finish_reason: dict[str, Any] | None) -> Result:
+    def result(self, finish_reason: dict[str, Any] | None) -> Generated:
         """What has come of it so far."""
-        return Result(
+        return Generated(
             self.output_ids,
             self.logprobs,
             tuple(self.top),

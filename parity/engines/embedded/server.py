@@ -20,9 +20,9 @@ from transformers import AutoTokenizer
 from parity import __version__
 from parity.engines.embedded.model import CheckpointError, Model
 from parity.engines.embedded.protocol import (
+    Generated,
     GenerateRequest,
     Limits,
-    Result,
     SequenceRequest,
     ids_to_decode,
     parse_generate,
@@ -47,12 +47,12 @@ class _Pending:
     request: GenerateRequest
     received: float
     done: asyncio.Future[None]
-    results: list[Result | None] = field(default_factory=list)
-    changes: asyncio.Queue[tuple[int, Result]] | None = None
+    results: list[Generated | None] = field(default_factory=list)
+    changes: asyncio.Queue[tuple[int, Generated]] | None = None
     left: int = 0
 
 
-class Engine:
+class ServedModel:
     """The embedded engine of one checkpoint, inside a running event loop.
 
     Raises:
@@ -146,7 +146,7 @@ class Engine:
     @asynccontextmanager
     async def _submitted(self, request: GenerateRequest) -> AsyncIterator[_Pending]:
         count = len(request.sequences)
-        changes: asyncio.Queue[tuple[int, Result]] | None = asyncio.Queue() if request.stream else None
+        changes: asyncio.Queue[tuple[int, Generated]] | None = asyncio.Queue() if request.stream else None
         pending = _Pending(request, time.time(), self._loop.create_future(), [None] * count, changes, count)
         self.requests += 1
         self.scheduler.submit(
@@ -160,10 +160,10 @@ class Engine:
             if pending.left:
                 self.scheduler.call(lambda: self.scheduler.abort(lambda sequence: sequence.owner is pending))
 
-    def _deliver(self, changed: list[tuple[Sequence, Result]]) -> None:
+    def _deliver(self, changed: list[tuple[Sequence, Generated]]) -> None:
         self._loop.call_soon_threadsafe(self._receive, changed)
 
-    def _receive(self, changed: list[tuple[Sequence, Result]]) -> None:
+    def _receive(self, changed: list[tuple[Sequence, Generated]]) -> None:
         for sequence, result in changed:
             pending = sequence.owner
             pending.results[sequence.index] = result
@@ -174,7 +174,7 @@ class Engine:
                 if pending.left == 0 and not pending.done.done():
                     pending.done.set_result(None)
 
-    def _items(self, pairs: list[tuple[SequenceRequest, Result]], received: float) -> list[dict[str, Any]]:
+    def _items(self, pairs: list[tuple[SequenceRequest, Generated]], received: float) -> list[dict[str, Any]]:
         texts = [""] * len(pairs)
         for skip in (True, False):
             chosen = [place for place, (request, _) in enumerate(pairs) if request.sampling.skip_special_tokens is skip]
@@ -249,7 +249,7 @@ class _ReadersWriter:
             self._changed.notify_all()
 
 
-def build_app(engine: Engine) -> web.Application:
+def build_app(engine: ServedModel) -> web.Application:
     """The web application of an engine."""
     face = _Face(engine)
     app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_refusals])
@@ -291,7 +291,7 @@ async def _refusals(
 class _Face:
     """The handlers; each translates one endpoint."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: ServedModel) -> None:
         self._engine = engine
         self._started = time.time()
 

@@ -20,7 +20,7 @@ from parity.evidence.contract.facts import NULL, Bools, Facts, Groups, Objects, 
 from parity.evidence.contract.finish import unfinished
 from parity.evidence.contract.outcomes import SHOWN, Case, Outcome
 from parity.evidence.contract.streams import settled
-from parity.evidence.contract.wire import Output, outputs_of
+from parity.evidence.contract.wire import WireOutput, outputs_of
 from parity.findings import Where, quantity
 from parity.records.exchanges import Exchange
 from parity.records.samples import Rollout
@@ -75,7 +75,7 @@ def _book(account: Account, exchange: Exchange) -> None:
                 account.asked.setdefault(name, set()).add(value)
 
 
-def _received(output: Output) -> Content:
+def _received(output: WireOutput) -> Content:
     """What a sample keeps of an output."""
     values = None if output.triples is None else list(map(itemgetter(0), output.triples))
     sound = values is not None and set(map(type, values)) <= {float, int, type(None)}

@@ -9,7 +9,7 @@ from operator import itemgetter
 from typing import Any
 
 from parity.evidence.contract.streams import settled
-from parity.evidence.contract.wire import Output, ints_of, outputs_of
+from parity.evidence.contract.wire import WireOutput, ints_of, outputs_of
 from parity.records.exchanges import Exchange
 from parity.records.samples import STATUS_OF_FINISH_REASON, Sample
 
@@ -33,7 +33,7 @@ def samples_of(exchanges: Iterable[Exchange]) -> Iterator[Sample]:
             slots[key] += 1
 
 
-def _sample(output: Output, group_index: int, slot: int) -> Sample:
+def _sample(output: WireOutput, group_index: int, slot: int) -> Sample:
     exchange, params, meta = output.exchange, output.params, output.meta
     reason = output.finish.get("type")
     triples = output.triples

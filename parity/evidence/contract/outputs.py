@@ -11,12 +11,12 @@ from typing import Any
 from parity.evidence.contract.facts import SENTINEL_LOGPROB
 from parity.evidence.contract.outcomes import Case, Skip
 from parity.evidence.contract.rules import Rules
-from parity.evidence.contract.wire import Output, ints_of, is_whole
+from parity.evidence.contract.wire import WireOutput, ints_of, is_whole
 from parity.findings import quantity
 from parity.records.samples import FINISH_REASONS
 
 
-def logprobs_returned(output: Output, rules: Rules) -> Iterator[Case]:
+def logprobs_returned(output: WireOutput, rules: Rules) -> Iterator[Case]:
     """Log-probs come when they were asked for, each with its id and its text or null."""
     asked = output.exchange.request.get("return_logprob")
     wanted = asked[output.slot] if isinstance(asked, list) and output.slot < len(asked) else asked
@@ -30,7 +30,7 @@ def logprobs_returned(output: Output, rules: Rules) -> Iterator[Case]:
 _TEXT = (str, type(None))
 
 
-def top_logprobs(output: Output, rules: Rules) -> Iterable[Case] | Skip:
+def top_logprobs(output: WireOutput, rules: Rules) -> Iterable[Case] | Skip:
     """Alternatives come when they were asked for: as many a token as asked, and for the prompt from where asked."""
     request = output.exchange.request
     count, start = request.get("top_logprobs_num"), request.get("logprob_start_len")
@@ -55,7 +55,7 @@ def top_logprobs(output: Output, rules: Rules) -> Iterable[Case] | Skip:
     return cases()
 
 
-def rollout_log_probs_length(output: Output, rules: Rules) -> Iterable[Case] | Skip:
+def rollout_log_probs_length(output: WireOutput, rules: Rules) -> Iterable[Case] | Skip:
     """Output ids, log-prob triples and completion_tokens agree in number, and each triple names the id at its place."""
     ids, triples, counted = output.ids, output.triples, output.meta.get("completion_tokens")
     if ids is None or (triples is None and counted is None):
@@ -78,7 +78,7 @@ def rollout_log_probs_length(output: Output, rules: Rules) -> Iterable[Case] | S
     return cases()
 
 
-def logprob_values(output: Output, rules: Rules) -> Iterable[Case] | Skip:
+def logprob_values(output: WireOutput, rules: Rules) -> Iterable[Case] | Skip:
     """Log-probs are finite, at most 0, and no padding value such as -9999."""
     if output.triples is None:
         return Skip.MISSING if output.exchange.request.get("return_logprob") else Skip.UNCONCERNED
@@ -97,7 +97,7 @@ def _is_logprob(value: Any) -> bool:
     return number and math.isfinite(value) and SENTINEL_LOGPROB <= value <= 0
 
 
-def finish_reason(output: Output, rules: Rules) -> Iterator[Case]:
+def finish_reason(output: WireOutput, rules: Rules) -> Iterator[Case]:
     """The finish reason is an object whose type is stop, length or abort."""
     kind = output.finish.get("type")
     if kind not in FINISH_REASONS:
@@ -105,7 +105,7 @@ def finish_reason(output: Output, rules: Rules) -> Iterator[Case]:
         yield output.case("finish_reason", list(FINISH_REASONS), found, f"finish reason {str(found)[:60]}")
 
 
-def finish_length(output: Output, rules: Rules) -> Iterable[Case] | Skip:
+def finish_length(output: WireOutput, rules: Rules) -> Iterable[Case] | Skip:
     """No output is longer than its cap, and `length` means that it reached it."""
     cap, count = output.params.get("max_new_tokens", rules.max_new_tokens), _count(output)
     if not is_whole(cap) or count is None:
@@ -116,7 +116,7 @@ def finish_length(output: Output, rules: Rules) -> Iterable[Case] | Skip:
     return _length_cases(output, cap, count, stated)
 
 
-def _length_cases(output: Output, cap: int, count: int, stated: Any) -> list[Case]:
+def _length_cases(output: WireOutput, cap: int, count: int, stated: Any) -> list[Case]:
     if count > cap:
         message = f"{quantity(count, 'tokens')}, above the cap of {cap}"
         return [output.case("finish_reason", f"at most {cap}", count, message)]
@@ -126,13 +126,13 @@ def _length_cases(output: Output, cap: int, count: int, stated: Any) -> list[Cas
     return []
 
 
-def _count(output: Output) -> int | None:
+def _count(output: WireOutput) -> int | None:
     """Tokens of an output: its ids, or what the engine counted where no ids came."""
     counted = output.meta.get("completion_tokens")
     return len(output.ids) if output.ids is not None else counted if is_whole(counted) else None
 
 
-def finish_stop(output: Output, rules: Rules) -> Iterable[Case] | Skip:
+def finish_stop(output: WireOutput, rules: Rules) -> Iterable[Case] | Skip:
     """`stop` names what matched; a matched id is the last token and a stop token, a matched string was asked for."""
     ids, matched = output.ids, output.finish.get("matched")
     if ids is None:
@@ -154,7 +154,7 @@ def finish_stop(output: Output, rules: Rules) -> Iterable[Case] | Skip:
     return cases()
 
 
-def _stop_cases(output: Output, ids: Sequence[int], matched: Any, stops: set[int]) -> Iterator[Case]:
+def _stop_cases(output: WireOutput, ids: Sequence[int], matched: Any, stops: set[int]) -> Iterator[Case]:
     if matched is None:
         yield output.case(
             "finish_reason", "what matched", None, "finished by stop, but nothing is said to have matched"
@@ -189,18 +189,18 @@ def _strings(value: Any) -> list[str]:
     return [item for item in values if isinstance(item, str)]
 
 
-def _ends_known(stops: set[int], output: Output) -> bool:
+def _ends_known(stops: set[int], output: WireOutput) -> bool:
     """Whether all stop tokens are known: those asked for alone leave out the model's own end tokens."""
     return bool(stops - set(ints_of(output.params.get("stop_token_ids")) or []))
 
 
-def abort_shape(output: Output, rules: Rules) -> Iterator[Case]:
+def abort_shape(output: WireOutput, rules: Rules) -> Iterator[Case]:
     """An aborted output says why in a message."""
     if output.finish.get("type") == "abort" and not isinstance(output.finish.get("message"), str):
         yield output.case("finish_reason", "a message", output.finish.get("message"), "aborted without a message")
 
 
-def cached_tokens(output: Output, rules: Rules) -> Iterable[Case] | Skip:
+def cached_tokens(output: WireOutput, rules: Rules) -> Iterable[Case] | Skip:
     """No more prompt tokens came from the cache than the prompt has."""
     cached, prompt = output.meta.get("cached_tokens"), output.meta.get("prompt_tokens")
     if cached is None or prompt is None:
@@ -210,7 +210,7 @@ def cached_tokens(output: Output, rules: Rules) -> Iterable[Case] | Skip:
     return [] if sound else [output.case("cached_tokens", f"0 to {prompt}", cached, message)]
 
 
-def version_spans(output: Output, rules: Rules) -> Iterable[Case] | Skip:
+def version_spans(output: WireOutput, rules: Rules) -> Iterable[Case] | Skip:
     """The spans of weight versions cover the output without gap or overlap."""
     spans, count = output.meta.get("weight_versions"), _count(output)
     if not isinstance(spans, list) or count is None:
@@ -222,7 +222,7 @@ def version_spans(output: Output, rules: Rules) -> Iterable[Case] | Skip:
     return [] if sound else [output.case("weight_versions", [0, count], edges, message)]
 
 
-def prompt_logprobs(output: Output, rules: Rules) -> Iterable[Case] | Skip:
+def prompt_logprobs(output: WireOutput, rules: Rules) -> Iterable[Case] | Skip:
     """With `logprob_start_len` 0 every prompt token has a log-prob, under its own id, except the first."""
     triples = output.meta.get("input_token_logprobs")
     start = output.exchange.request.get("logprob_start_len")
@@ -240,10 +240,10 @@ def prompt_logprobs(output: Output, rules: Rules) -> Iterable[Case] | Skip:
     return [output.case("input_token_logprobs", expected, observed, message)]
 
 
-def empty_output(output: Output, rules: Rules) -> Iterator[Case]:
+def empty_output(output: WireOutput, rules: Rules) -> Iterator[Case]:
     """An output without tokens was aborted or asked for none."""
     if _count(output) == 0 and output.finish.get("type") != "abort" and output.params.get("max_new_tokens") != 0:
         yield output.case("output_ids", "at least 1 token", 0, f"no tokens, finished by {output.finish.get('type')}")
 
 
-OutputRule = Callable[[Output, Rules], Iterable[Case] | Skip]
+OutputRule = Callable[[WireOutput, Rules], Iterable[Case] | Skip]

@@ -33,7 +33,7 @@ PROMPT_LISTS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
+class WireOutput:
     """One output at its place in an answer, with what was asked for it."""
 
     exchange: Exchange
@@ -91,7 +91,7 @@ def params_of(exchange: Exchange, prompt: int) -> Mapping[str, Any]:
     return chosen if isinstance(chosen, dict) else {}
 
 
-def outputs_of(exchange: Exchange, name: str) -> list[Output]:
+def outputs_of(exchange: Exchange, name: str) -> list[WireOutput]:
     """Every output of an answered request that is an object, in the order received."""
     n, prompts = max(exchange.n, 1), exchange.prompts
     outputs = []
@@ -99,7 +99,7 @@ def outputs_of(exchange: Exchange, name: str) -> list[Output]:
         prompt = min(slot // n, len(prompts) - 1)
         if isinstance(body, dict):
             asked = params_of(exchange, prompt), prompts[prompt]
-            outputs.append(Output(exchange, name, slot, *asked, body))
+            outputs.append(WireOutput(exchange, name, slot, *asked, body))
     return outputs
 
 

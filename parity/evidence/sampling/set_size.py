@@ -75,7 +75,7 @@ def sampling_findings(
     unknown = sorted(set(margins) - set(SAMPLING_MARGINS))
     if unknown:
         raise UsageError(f"no margins are known for {unknown}, only for {sorted(SAMPLING_MARGINS)}")
-    arms = Arms.of(baseline, experiment)
+    arms = ArmRollouts.of(baseline, experiment)
     found: list[Finding] = []
     paired: dict[str, PairedResult] = {}
     means: dict[str, tuple[float, float]] = {}
@@ -132,7 +132,7 @@ def _tests_of_values(
 
 
 @dataclass(frozen=True, slots=True)
-class Arms:
+class ArmRollouts:
     """Both arms' samples of the same prompts in the same order: by group, then by slot."""
 
     groups: tuple[tuple[int, int], ...]
@@ -141,7 +141,7 @@ class Arms:
     experiment: Rollout
 
     @classmethod
-    def of(cls, baseline: Rollout, experiment: Rollout) -> Arms:
+    def of(cls, baseline: Rollout, experiment: Rollout) -> ArmRollouts:
         """Pairs the groups of both arms.
 
         Raises:

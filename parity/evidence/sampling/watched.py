@@ -25,7 +25,7 @@ from parity.evidence.sampling.anytime import (
 from parity.evidence.sampling.margin import ClippedMargin, InsideMargin, groups_for_margin
 from parity.evidence.sampling.permutation import dealt_contrasts, equality_kernel
 from parity.evidence.sampling.sequential import ConfidenceSequence, EProcess
-from parity.evidence.sampling.set_size import FEWEST_GROUPS, RELATIVE, SAMPLING_MARGINS, Arms
+from parity.evidence.sampling.set_size import FEWEST_GROUPS, RELATIVE, SAMPLING_MARGINS, ArmRollouts
 from parity.evidence.values import ALPHA, Floats, Interval
 from parity.findings import Finding, Level, Status, quantity
 from parity.records.samples import Rollout
@@ -150,7 +150,7 @@ class Mean:
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class Exchangeability:
     """Evidence against exchangeability, with the sum of the observed statistic over groups.
 
     Attributes:
@@ -179,7 +179,7 @@ class Evidence:
     """
 
     means: Mapping[Name, Mean]
-    exchanges: Mapping[Name, Exchange] = field(default_factory=dict)
+    exchanges: Mapping[Name, Exchangeability] = field(default_factory=dict)
     largest: Mapping[Name, float] = field(default_factory=dict)
     lacking: frozenset[str] = frozenset()
     groups: int = 0
@@ -231,7 +231,7 @@ class Evidence:
         Raises:
             InputError: The groups are not the same in both arms, or rewards differ by more than their range.
         """
-        arms = Arms.of(baseline, experiment)
+        arms = ArmRollouts.of(baseline, experiment)
         means, lacking = dict(self.means), set(self.lacking)
         for name in self.means:
             values = arms.values(name[1])
@@ -243,12 +243,12 @@ class Evidence:
         for metric, codes in arms.codes().items():
             statistics = dealt_contrasts(equality_kernel(codes), rng, RELABELINGS)
             key = ("sampling_independence", metric)
-            exchanges[key] = _exchanged(exchanges.get(key, Exchange()), statistics)
+            exchanges[key] = _exchanged(exchanges.get(key, Exchangeability()), statistics)
         for metric in SLOT_METRICS if arms.size > 1 else ():
             values = arms.values(metric)
             if values is not None and metric not in lacking:
                 key = ("sampling_slot", metric)
-                exchanges[key] = _more_slots(exchanges.get(key, Exchange()), values[1].values, rng)
+                exchanges[key] = _more_slots(exchanges.get(key, Exchangeability()), values[1].values, rng)
         log_e = {name: mean.difference.log_e for name, mean in means.items()}
         log_e |= {name: exchange.process.log_e for name, exchange in exchanges.items()}
         now = adjusted_log_e(log_e)
@@ -280,12 +280,12 @@ def _unit(values: Floats) -> Floats:
     return np.where(np.abs(values) <= 1 + 1e-9, np.clip(values, -1, 1), values)
 
 
-def _exchanged(before: Exchange, statistics: Floats) -> Exchange:
+def _exchanged(before: Exchangeability, statistics: Floats) -> Exchangeability:
     total = before.total + float(statistics[:, 0].sum())
     return replace(before, process=before.process.update(statistics), total=total)
 
 
-def _more_slots(before: Exchange, values: Floats, rng: np.random.Generator) -> Exchange:
+def _more_slots(before: Exchangeability, values: Floats, rng: np.random.Generator) -> Exchangeability:
     """Bets that each slot goes on to deviate as it did in earlier blocks, (K, n) values of the experiment."""
     centred = values - values.mean(axis=1, keepdims=True)
     direction = np.zeros(values.shape[1]) if before.slots is None else before.slots
@@ -370,7 +370,7 @@ def _method(mean: Mean) -> str:
     return f"parity by betting on means up to {mean.inside.clip:.4g}, {difference}"
 
 
-def _exchange_finding(name: Name, exchange: Exchange, largest: float) -> Finding:
+def _exchange_finding(name: Name, exchange: Exchangeability, largest: float) -> Finding:
     groups = exchange.process.units
     if exchange.slots is None:
         estimate = exchange.total / groups

@@ -48,7 +48,7 @@ _training = partial(metric_finding, Level.TRAINING, "training_parity")
 
 
 @dataclass(frozen=True, slots=True)
-class Arms:
+class ArmCurves:
     """The runs of a comparison: baseline, experiment, and earlier runs of the baseline, each with curves by metric."""
 
     baseline: Sequence[RunCurves]
@@ -113,7 +113,7 @@ def training_findings(
         UsageError: An arm has no run, or a margin is not positive.
         InputError: Two runs have the same name.
     """
-    arms = Arms(baseline, experiment, history)
+    arms = ArmCurves(baseline, experiment, history)
     arms.check()
     outcomes = {metric: _compare_metric(metric, arms, margin, minimum_steps) for metric, margin in margins.items()}
     compared = {metric: outcome for metric, outcome in outcomes.items() if isinstance(outcome, _Compared)}
@@ -125,13 +125,13 @@ def training_findings(
     ]
 
 
-def lacking(metric: str, arms: Arms) -> dict[str, int]:
+def lacking(metric: str, arms: ArmCurves) -> dict[str, int]:
     """By side, how many runs lack a metric; empty where all have it."""
     counts = {side: sum(metric not in run for run in runs) for side, runs in arms.sides}
     return counts if any(counts.values()) else {}
 
 
-def aligned_runs(metric: str, arms: Arms, minimum_steps: int) -> AlignedRuns | Finding:
+def aligned_runs(metric: str, arms: ArmCurves, minimum_steps: int) -> AlignedRuns | Finding:
     """A metric of both arms and of the history that has it at their common steps, or why it cannot be summarised."""
     if missing := lacking(metric, arms):
         where = ", ".join(f"{quantity(count, 'runs')} of the {side}" for side, count in missing.items() if count)
@@ -166,7 +166,7 @@ def summary_of(aligned: AlignedRuns) -> tuple[str, Callable[[AlignedRuns], Float
     return "late median", late_median
 
 
-def _compare_metric(metric: str, arms: Arms, margin: float | None, minimum_steps: int) -> Finding | _Compared:
+def _compare_metric(metric: str, arms: ArmCurves, margin: float | None, minimum_steps: int) -> Finding | _Compared:
     aligned = aligned_runs(metric, arms, minimum_steps)
     if isinstance(aligned, Finding):
         return aligned
@@ -310,7 +310,7 @@ def secondary_findings(
         primary: The metrics that decide.
         minimum_steps: Fewest common steps that a statement is made from.
     """
-    arms = Arms(baseline, experiment)
+    arms = ArmCurves(baseline, experiment)
     runs = [*baseline, *experiment]
     tests: dict[str, tuple[str, float, float | None]] = {}
     found: list[Finding] = []

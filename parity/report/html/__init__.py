@@ -17,13 +17,13 @@ from parity.contract_checks import CHECKS
 from parity.metrics import RunCurves
 from parity.report import data, text
 from parity.report.document import Report
-from parity.report.html.evidence import Evidence, gather
+from parity.report.html.evidence import PageEvidence, gather
 from parity.report.plots import BAND_LEVEL, COST_PANELS, CURVE_PANELS, RUNS_FOR_BAND
 from parity.report.sentences import in_language, translate
 from parity.report.sources import source
 from parity.report.words import Language, Say, catalogue, speaker
 
-__all__ = ["Evidence", "gather", "render"]
+__all__ = ["PageEvidence", "gather", "render"]
 
 SCRIPTS = (
     "dom",
@@ -41,7 +41,7 @@ SCRIPTS = (
 """The scripts in the order they are read."""
 
 
-def render(report: Report, evidence: Evidence, language: Language = "en") -> bytes:
+def render(report: Report, evidence: PageEvidence, language: Language = "en") -> bytes:
     """The report as one HTML page, with the samples that `evidence` holds.
 
     Nothing that a model or another program wrote becomes markup: it is embedded as JSON without ``<`` and inserted as
@@ -78,7 +78,7 @@ def _json(content: Mapping[str, Any]) -> str:
     return packed.decode().replace("<", "\\u003c")
 
 
-def _content(report: Report, evidence: Evidence, language: Language) -> dict[str, Any]:
+def _content(report: Report, evidence: PageEvidence, language: Language) -> dict[str, Any]:
     """The report's JSON, with findings named by their number, and what only the page shows."""
     say = speaker(language)
     original, report = report, in_language(report, language)

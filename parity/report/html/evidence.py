@@ -64,7 +64,7 @@ class PairOfRuns:
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class PageEvidence:
     """What lies on disk beside a report.
 
     Attributes:
@@ -82,7 +82,7 @@ class Evidence:
     tokens: Sequence[str | None] = ()
 
 
-def gather(report: Report, directory: Path, limit: int = LIMIT) -> Evidence:
+def gather(report: Report, directory: Path, limit: int = LIMIT) -> PageEvidence:
     """Reads events and samples; where not all samples fit into `limit` characters, those of the steps that matter.
 
     Steps at which something fails come first, then those with a restart, resume, abort or collapse, the first and the
@@ -101,7 +101,7 @@ def gather(report: Report, directory: Path, limit: int = LIMIT) -> Evidence:
             break
         packed[pair.name, step] = content
     events = {run.run: run_store(directory, run.run).events() for run in report.outcomes}
-    return Evidence(str(directory), events, pairs, packed, token_texts(directory))
+    return PageEvidence(str(directory), events, pairs, packed, token_texts(directory))
 
 
 def _pairs(report: Report, directory: Path) -> Iterator[PairOfRuns]:

@@ -15,7 +15,7 @@ from typing import IO, Any
 
 from parity.errors import InputError, UsageError
 from parity.metrics import Point
-from parity.sources.curves.recorded_runs import LARGEST_STEP, Recording, number, sentences
+from parity.sources.curves.recorded_runs import LARGEST_STEP, RecordedCurves, number, sentences
 
 FORMAT = "ClearML"
 TASK_FILE, METRICS_FILE = "task.json", "metrics.jsonl"
@@ -44,7 +44,7 @@ def is_session_zip(path: Path) -> bool:
         return {TASK_FILE, METRICS_FILE} <= set(archive.namelist())
 
 
-def read_session(directory: Path) -> list[Recording]:
+def read_session(directory: Path) -> list[RecordedCurves]:
     """The run in an offline session's folder.
 
     Raises:
@@ -55,7 +55,7 @@ def read_session(directory: Path) -> list[Recording]:
         return [_recording(_events(file, str(path)))]
 
 
-def read_session_zip(path: Path) -> list[Recording]:
+def read_session_zip(path: Path) -> list[RecordedCurves]:
     """The run in an offline session's zip, which is not unpacked.
 
     Raises:
@@ -71,7 +71,7 @@ def read_session_zip(path: Path) -> list[Recording]:
         raise InputError(f"{path}: cannot be read as a zip: {error}") from error
 
 
-def read_task(task_id: str) -> list[Recording]:
+def read_task(task_id: str) -> list[RecordedCurves]:
     """The run in a task of the server that the SDK is configured for; every reported value is asked for.
 
     Raises:
@@ -108,7 +108,7 @@ def _of_scalars(scalars: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
                 yield {"type": SCALAR, "metric": title, "variant": series, "iter": step, "value": value}
 
 
-def _recording(events: Iterable[Mapping[str, Any]]) -> Recording:
+def _recording(events: Iterable[Mapping[str, Any]]) -> RecordedCurves:
     left_out: dict[str, str] = {}
     points = []
     zero_may_be_nan = True
@@ -129,4 +129,4 @@ def _recording(events: Iterable[Mapping[str, Any]]) -> Recording:
             points.append(Point(metric.partition("/")[0], step, {metric: value * math.inf}))  # 0 * inf is NaN
         else:
             points.append(Point(str(title), step, {name: value}))
-    return Recording("", FORMAT, points, skipped=sentences(left_out), zero_may_be_nan=zero_may_be_nan)
+    return RecordedCurves("", FORMAT, points, skipped=sentences(left_out), zero_may_be_nan=zero_may_be_nan)

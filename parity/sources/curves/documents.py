@@ -9,7 +9,7 @@ from typing import Any
 from parity.errors import InputError
 from parity.metrics import Point
 from parity.sources.curves.metric_lines import numbered, read_records
-from parity.sources.curves.recorded_runs import COMPLETED, Recording, points_of, sentences
+from parity.sources.curves.recorded_runs import COMPLETED, RecordedCurves, points_of, sentences
 
 LARGEST = 1 << 30
 """Bytes of the largest document that is read."""
@@ -28,7 +28,7 @@ def is_document(path: Path) -> bool:
     return isinstance(content, list) or (isinstance(content, dict) and isinstance(content.get("log_history"), list))
 
 
-def read_document(path: Path) -> list[Recording]:
+def read_document(path: Path) -> list[RecordedCurves]:
     """The run in a document.
 
     Raises:
@@ -60,7 +60,7 @@ def _steps_of(state: Any) -> int:
     return steps if isinstance(steps, int) else -1
 
 
-def _of_trainer(state: dict[str, Any], path: Path) -> Recording:
+def _of_trainer(state: dict[str, Any], path: Path) -> RecordedCurves:
     left_out: dict[str, str] = {"epoch": "counts the data, not a metric"}
     points: list[Point] = []
     history = numbered(state["log_history"], path)
@@ -71,4 +71,4 @@ def _of_trainer(state: dict[str, Any], path: Path) -> Recording:
     summaries = sum(SUMMARY in row for _, row in history)
     skipped = [*sentences(left_out), *([f"{summaries} summaries of whole runs"] if summaries else [])]
     finished = isinstance(state.get("max_steps"), int) and 0 < state["max_steps"] <= _steps_of(state)
-    return Recording("", "trainer state", points, "trl", tuple(skipped), COMPLETED if finished else None)
+    return RecordedCurves("", "trainer state", points, "trl", tuple(skipped), COMPLETED if finished else None)

@@ -7,7 +7,7 @@ from pathlib import Path
 from parity.errors import UsageError
 from parity.records.experiment import ExperimentConfig, plan_pairs
 from parity.records.store import EXPERIMENT_FILE, RunStore, read_experiment, run_store
-from parity.sources.curves.recorded_runs import Recording, points_of, sentences
+from parity.sources.curves.recorded_runs import RecordedCurves, points_of, sentences
 
 FORMAT = "run of parity"
 
@@ -22,7 +22,7 @@ def is_run(directory: Path) -> bool:
     return (directory / "metrics.jsonl").is_file() and (directory / "events.jsonl").is_file()
 
 
-def read_experiment_runs(directory: Path, side: str) -> list[Recording]:
+def read_experiment_runs(directory: Path, side: str) -> list[RecordedCurves]:
     """The freely sampled runs of one arm of an experiment; seeded twins are copies of each other and are left out.
 
     Args:
@@ -47,7 +47,7 @@ def _has_metrics(directory: Path, name: str) -> bool:
     return (directory / "runs" / name / "metrics.jsonl").is_file()
 
 
-def read_run(directory: Path) -> list[Recording]:
+def read_run(directory: Path) -> list[RecordedCurves]:
     """One run by its directory.
 
     Raises:
@@ -56,7 +56,7 @@ def read_run(directory: Path) -> list[Recording]:
     return [_recording(RunStore(directory), "")]
 
 
-def _recording(store: RunStore, part: str) -> Recording:
+def _recording(store: RunStore, part: str) -> RecordedCurves:
     left_out: dict[str, str] = {}
     points = [point for row in store.metrics() for point in points_of(row, left_out)]
     counted: dict[str, int] = {}
@@ -65,4 +65,4 @@ def _recording(store: RunStore, part: str) -> Recording:
         if kind in ("retry", "engine_restart", "resume"):
             counted[kind] = counted.get(kind, 0) + int(event.get("count", 1))
     status = str(store.outcome().get("status", ""))
-    return Recording(part, FORMAT, points, skipped=sentences(left_out), ending=status or None, incidents=counted)
+    return RecordedCurves(part, FORMAT, points, skipped=sentences(left_out), ending=status or None, incidents=counted)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from parity.errors import InputError
 from parity.metrics import Point
-from parity.sources.curves.recorded_runs import COUNTERS, Recording, number, sentences
+from parity.sources.curves.recorded_runs import COUNTERS, RecordedCurves, number, sentences
 from parity.sources.json_lines import open_plain
 
 LONGEST_LINE = 1 << 20
@@ -86,7 +86,7 @@ def is_log(head: str) -> bool:
     return any(_HEAD.search(line) or _VERL.search(line) for line in map(_plain, re.split(r"[\r\n]+", head)))
 
 
-def read_log(path: Path) -> list[Recording]:
+def read_log(path: Path) -> list[RecordedCurves]:
     """The run that a log tells of; lines that are no metrics are passed over.
 
     How it ended is what the last lines after its last metrics say.
@@ -105,7 +105,7 @@ def read_log(path: Path) -> list[Recording]:
     incidents = {"retry": state.retries} if state.retries else {}
     names = "verl" if state.format == "verl" else ""
     form = "log of verl" if state.format == "verl" else "log of slime, Miles or Relax"
-    return [Recording("", form, points, names, tuple(skipped), state.ending, incidents)]
+    return [RecordedCurves("", form, points, names, tuple(skipped), state.ending, incidents)]
 
 
 def _lines(path: Path) -> Iterator[str]:

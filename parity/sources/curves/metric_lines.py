@@ -9,7 +9,7 @@ from typing import Any
 
 from parity.errors import CutOff, InputError
 from parity.metrics import Point
-from parity.sources.curves.recorded_runs import Recording, points_of, sentences
+from parity.sources.curves.recorded_runs import RecordedCurves, points_of, sentences
 from parity.sources.dumps.miles import is_event
 from parity.sources.json_lines import read_lines
 
@@ -25,7 +25,7 @@ def _is_verl(row: Row) -> bool:
     return {"step", "data"} <= row.keys() and isinstance(row["data"], dict)
 
 
-def read_jsonl(path: Path) -> list[Recording]:
+def read_jsonl(path: Path) -> list[RecordedCurves]:
     """The run in a file of JSON lines; a last line that breaks off is left out, and said so.
 
     Raises:
@@ -34,7 +34,7 @@ def read_jsonl(path: Path) -> list[Recording]:
     return [_read_files([path])]
 
 
-def read_event_logs(directory: Path) -> list[Recording]:
+def read_event_logs(directory: Path) -> list[RecordedCurves]:
     """One run of Miles from the event logs of its processes, one file each, in the order of time.
 
     Raises:
@@ -43,7 +43,7 @@ def read_event_logs(directory: Path) -> list[Recording]:
     return [_read_files(sorted(directory.glob("*.jsonl")))]
 
 
-def _read_files(paths: Sequence[Path]) -> Recording:
+def _read_files(paths: Sequence[Path]) -> RecordedCurves:
     rows: list[tuple[str, dict[str, Any]]] = []
     cut = []
     for path in paths:
@@ -58,7 +58,7 @@ def _read_files(paths: Sequence[Path]) -> Recording:
     return replace(recording, skipped=(*recording.skipped, *cut))
 
 
-def read_records(rows: list[tuple[str, dict[str, Any]]]) -> Recording:
+def read_records(rows: list[tuple[str, dict[str, Any]]]) -> RecordedCurves:
     """The run in a list of records, each with its place.
 
     Raises:
@@ -73,7 +73,7 @@ def read_records(rows: list[tuple[str, dict[str, Any]]]) -> Recording:
         passed_over += values is None
         points += points_of(values, left_out) if values is not None else []
     skipped = [*sentences(left_out), *([f"{passed_over} records of other kinds"] if passed_over else [])]
-    return Recording("", form, points, names, tuple(skipped))
+    return RecordedCurves("", form, points, names, tuple(skipped))
 
 
 ValuesOf = Callable[[Row, str], "Row | None"]

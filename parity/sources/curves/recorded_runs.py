@@ -41,7 +41,7 @@ class RecordedRun:
 
 
 @dataclass(frozen=True, slots=True)
-class Recording:
+class RecordedCurves:
     """What a reader found of one run under its source's own names; fields as in `RecordedRun`.
 
     Attributes:

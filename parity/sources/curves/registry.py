@@ -9,13 +9,13 @@ from parity.errors import InputError, NotRecognised
 from parity.metrics import curves_of_points
 from parity.sources.curves import clearml, documents, experiments, logs, metric_lines, tables, tensorboard, wandb
 from parity.sources.curves.names import Names
-from parity.sources.curves.recorded_runs import RecordedRun, Recording
+from parity.sources.curves.recorded_runs import RecordedCurves, RecordedRun
 from parity.sources.json_lines import compression_of, open_plain, read_lines
 
 HEAD = 1 << 20
 """Bytes of a file's beginning that it is recognised by; a log may print much before its first metrics."""
 
-ADDRESSES: dict[str, Callable[[str], list[Recording]]] = {"clearml": clearml.read_task, "wandb": wandb.read_api}
+ADDRESSES: dict[str, Callable[[str], list[RecordedCurves]]] = {"clearml": clearml.read_task, "wandb": wandb.read_api}
 """Runs on servers, given as ``<scheme>:<id>``."""
 
 READ = (
@@ -46,14 +46,14 @@ def read_runs(source: str, names: Names | None = None, side: str = "baseline") -
     return [_named(recording, source.rstrip("/"), names or Names()) for recording in recordings]
 
 
-def _read_path(path: Path, side: str) -> list[Recording]:
+def _read_path(path: Path, side: str) -> list[RecordedCurves]:
     try:
         return _read_directory(path, side) if path.is_dir() else _read_file(path)
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
-def _read_directory(path: Path, side: str) -> list[Recording]:
+def _read_directory(path: Path, side: str) -> list[RecordedCurves]:
     if experiments.is_experiment(path):
         return experiments.read_experiment_runs(path, side)
     if experiments.is_run(path):
@@ -78,7 +78,7 @@ def _read_directory(path: Path, side: str) -> list[Recording]:
     raise NotRecognised(f"{path}: a directory without runs; read are {READ}")
 
 
-def _read_file(path: Path) -> list[Recording]:
+def _read_file(path: Path) -> list[RecordedCurves]:
     if not path.exists():
         raise InputError(f"{path}: no such file or directory")
     with path.open("rb") as file:
@@ -94,7 +94,7 @@ def _read_file(path: Path) -> list[Recording]:
     return _read_text(path)
 
 
-def _read_json_or_log(path: Path) -> list[Recording]:
+def _read_json_or_log(path: Path) -> list[RecordedCurves]:
     try:
         is_lines = any(metric_lines.is_metrics(row) for _, row in _first(read_lines(path)))
     except InputError:
@@ -109,7 +109,7 @@ def _first(rows: Iterable[tuple[str, dict[str, object]]]) -> list[tuple[str, dic
     return [row for _, row in zip(range(1), rows, strict=False)]
 
 
-def _read_text(path: Path) -> list[Recording]:
+def _read_text(path: Path) -> list[RecordedCurves]:
     with open_plain(path) as file:
         head = file.read(HEAD).decode(errors="replace")
     if tables.is_table(head):
@@ -121,7 +121,7 @@ def _read_text(path: Path) -> list[Recording]:
     raise NotRecognised(f"{path}: not recognised; read are {READ}")
 
 
-def _named(recording: Recording, source: str, names: Names) -> RecordedRun:
+def _named(recording: RecordedCurves, source: str, names: Names) -> RecordedRun:
     name = f"{source}:{recording.part}" if recording.part else source
     curves, left_out = names.apply(curves_of_points(name, recording.points), recording.names)
     if not curves:

@@ -9,7 +9,7 @@ from typing import Any
 
 from parity.errors import InputError
 from parity.metrics import Point
-from parity.sources.curves.recorded_runs import COUNTERS, Recording, number, points_of, sentences
+from parity.sources.curves.recorded_runs import COUNTERS, RecordedCurves, number, points_of, sentences
 
 _CHART = " - "
 _BOUNDS = ("__MIN", "__MAX")
@@ -21,7 +21,7 @@ def is_table(head: str) -> bool:
     return len(columns) > 1 and bool(COUNTERS & set(columns))
 
 
-def read_table(path: Path) -> list[Recording]:
+def read_table(path: Path) -> list[RecordedCurves]:
     """The runs in a CSV file: several where it is W&B's chart, with columns ``<run> - <metric>``.
 
     An empty cell was not recorded.
@@ -68,20 +68,20 @@ def _cell(cell: str) -> float | None:
         return number(cell)
 
 
-def _history(rows: list[dict[str, Any]]) -> Recording:
+def _history(rows: list[dict[str, Any]]) -> RecordedCurves:
     left_out: dict[str, str] = {}
     points = [point for row in rows for point in points_of(row, left_out)]
-    return Recording("", "CSV", points, skipped=sentences(left_out))
+    return RecordedCurves("", "CSV", points, skipped=sentences(left_out))
 
 
-def _charts(columns: list[str], rows: list[dict[str, Any]]) -> list[Recording]:
+def _charts(columns: list[str], rows: list[dict[str, Any]]) -> list[RecordedCurves]:
     runs: dict[str, dict[str, str]] = {}
     for name in columns:
         run, _, metric = name.rpartition(_CHART)
         if not metric.endswith(_BOUNDS):
             runs.setdefault(run, {})[name] = metric
     return [
-        Recording(
+        RecordedCurves(
             run, "W&B chart (CSV)", _chart(metrics, rows), skipped=("columns of bounds (__MIN, __MAX): not used",)
         )
         for run, metrics in runs.items()

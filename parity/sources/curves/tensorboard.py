@@ -8,7 +8,7 @@ from typing import Any
 
 from parity.errors import InputError, UsageError
 from parity.metrics import Point
-from parity.sources.curves.recorded_runs import Recording, sentences
+from parity.sources.curves.recorded_runs import RecordedCurves, sentences
 
 EVENT_FILE = "*tfevents*"
 
@@ -18,7 +18,7 @@ def event_directories(directory: Path) -> list[Path]:
     return sorted({path.parent for path in directory.rglob(EVENT_FILE) if path.is_file()})
 
 
-def read_event_files(paths: list[Path], part: str = "") -> Recording:
+def read_event_files(paths: list[Path], part: str = "") -> RecordedCurves:
     """The run in the event files of its processes and restarts, merged in the order of time.
 
     Args:
@@ -34,7 +34,7 @@ def read_event_files(paths: list[Path], part: str = "") -> Recording:
     for path in paths:
         events += _events(path, left_out)
     events.sort(key=lambda event: event[0])
-    return Recording(part, "TensorBoard", [point for _, point in events], skipped=sentences(left_out))
+    return RecordedCurves(part, "TensorBoard", [point for _, point in events], skipped=sentences(left_out))
 
 
 def _events(path: Path, left_out: dict[str, str]) -> Iterator[tuple[float, Point]]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from parity.errors import InputError, UsageError
 from parity.metrics import Point
-from parity.sources.curves.recorded_runs import COMPLETED, Recording, points_of, sentences
+from parity.sources.curves.recorded_runs import COMPLETED, RecordedCurves, points_of, sentences
 
 FORMAT = "W&B"
 MAGIC = b":W&B\xe1\xbe"
@@ -33,7 +33,7 @@ def offline_files(directory: Path) -> list[Path]:
     return sorted(path for path in directory.rglob(OFFLINE_FILE) if path.is_file())
 
 
-def read_offline(path: Path, part: str = "") -> Recording:
+def read_offline(path: Path, part: str = "") -> RecordedCurves:
     """The run in an offline file; what a crash cut off at its end is lost, and said so.
 
     Raises:
@@ -60,10 +60,10 @@ def read_offline(path: Path, part: str = "") -> Recording:
             points += _points({"_step": record.history.step.num, **row}, left_out)
         elif record.HasField("exit"):
             ending = COMPLETED if record.exit.exit_code == 0 else "error"
-    return Recording(part, FORMAT, points, skipped=sentences(left_out), ending=ending)
+    return RecordedCurves(part, FORMAT, points, skipped=sentences(left_out), ending=ending)
 
 
-def read_api(run_path: str) -> list[Recording]:
+def read_api(run_path: str) -> list[RecordedCurves]:
     """The run of W&B's server at ``entity/project/run_id``, every step of it.
 
     Raises:
@@ -82,7 +82,7 @@ def read_api(run_path: str) -> list[Recording]:
     except (CommError, Refused, ValueError) as error:
         raise UsageError(f"wandb:{run_path}: {error}") from error
     ending = {"finished": COMPLETED, "crashed": "killed", "killed": "killed", "failed": "error"}.get(run.state)
-    return [Recording("", FORMAT, points, skipped=sentences(left_out), ending=ending)]
+    return [RecordedCurves("", FORMAT, points, skipped=sentences(left_out), ending=ending)]
 
 
 def _points(row: Mapping[str, Any], left_out: dict[str, str]) -> Iterable[Point]:

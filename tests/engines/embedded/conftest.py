@@ -24,7 +24,7 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from parity.engines.embedded.server import Engine, build_app
+from parity.engines.embedded.server import ServedModel, build_app
 
 
 def byte_tokenizer(*special: str) -> PreTrainedTokenizerFast:
@@ -106,13 +106,13 @@ def _save_random(kind: Any, config: Any, seed: int, path: Path) -> None:
 
 
 @contextmanager
-def serve_here(path: Path, max_running: int) -> Iterator[tuple[str, Engine]]:
+def serve_here(path: Path, max_running: int) -> Iterator[tuple[str, ServedModel]]:
     """URL and engine, for the block."""
     started, stop = threading.Event(), asyncio.Event()
     box: dict[str, object] = {}
 
     async def serve() -> None:
-        engine = Engine(path, max_running)
+        engine = ServedModel(path, max_running)
         runner = web.AppRunner(build_app(engine), handler_cancellation=True, shutdown_timeout=0.1)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -160,7 +160,7 @@ def other_vision_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def vision_engine(vision_checkpoint: Path) -> Iterator[tuple[str, Engine]]:
+def vision_engine(vision_checkpoint: Path) -> Iterator[tuple[str, ServedModel]]:
     """An engine that sees; its tests leave it idle and with the first weights."""
     torch.set_num_threads(1)
     with serve_here(vision_checkpoint, max_running=64) as served:
@@ -168,14 +168,14 @@ def vision_engine(vision_checkpoint: Path) -> Iterator[tuple[str, Engine]]:
 
 
 @pytest.fixture
-def vision_url(vision_engine: tuple[str, Engine], ask: Any) -> str:
+def vision_url(vision_engine: tuple[str, ServedModel], ask: Any) -> str:
     """It has seen nothing."""
     assert ask(vision_engine[0], "/flush_cache?timeout=20", {})[0] == 200
     return vision_engine[0]
 
 
 @pytest.fixture(scope="session")
-def shared_engine(tiny_checkpoint: Path) -> Iterator[tuple[str, Engine]]:
+def shared_engine(tiny_checkpoint: Path) -> Iterator[tuple[str, ServedModel]]:
     """An engine that runs 12 sequences at once; its tests leave it idle, unpaused and with the first weights."""
     torch.set_num_threads(1)
     with serve_here(tiny_checkpoint, max_running=12) as served:
@@ -183,7 +183,7 @@ def shared_engine(tiny_checkpoint: Path) -> Iterator[tuple[str, Engine]]:
 
 
 @pytest.fixture
-def engine_url(shared_engine: tuple[str, Engine]) -> str:
+def engine_url(shared_engine: tuple[str, ServedModel]) -> str:
     return shared_engine[0]
 
 
