@@ -47,7 +47,6 @@ def test_the_embedded_engine_passes_every_case(checked_engine):
     assert all(finding.level is Level.CONTRACT and finding.evidence["checked"] > 0 for finding in other)
     blind = [finding for finding in findings if finding.check in of_images]
     assert {finding.status for finding in blind} == {Status.NOT_COMPARED}
-    assert all("takes no images" in finding.message for finding in blind)
     assert told == [(number, len(CASES), case.name) for number, case in enumerate(CASES)]
 
 
@@ -296,7 +295,7 @@ def test_an_engine_that_dies_is_named_with_the_case_that_it_did_not_survive(thro
     with through(DiesOf()) as (url, _):
         findings = check_engine(url, cases=cases_named("single_ids", "native_2", "single_text"))
     assert [finding.status for finding in findings] == [Status.PASS, Status.FAIL, Status.NOT_COMPARED]
-    assert "did not survive the case native_2" in findings[2].message
+    assert "native_2" in findings[2].message
 
 
 @pytest.fixture
@@ -341,21 +340,21 @@ def test_an_engine_that_hangs_costs_one_case_and_not_each(hangs, monkeypatch):
     names = ("single_ids", "native_2", "single_text")
     hung = check_engine(hangs("/generate"), cases=cases_named(*names))
     assert [finding.status for finding in hung] == [Status.FAIL, Status.NOT_COMPARED, Status.NOT_COMPARED]
-    assert "not through after 0.3 s" in hung[0].message
+    assert "0.3 s" in hung[0].message
     wrong = check_engine(hangs(), cases=cases_named(*names))
     assert {finding.check for finding in wrong if finding.fails} == {f"engine_{name}" for name in names}
 
 
 def test_an_engine_that_says_nothing_of_itself_is_an_error(hangs, monkeypatch):
     monkeypatch.setattr("parity.conformance.CASE_SECONDS", 0.3)
-    with pytest.raises(EngineError, match="said nothing of itself within"):
+    with pytest.raises(EngineError, match=r"0\.3 s"):
         check_engine(hangs("/server_info", "/get_server_info"))
 
 
 def test_nothing_to_check_is_an_error_and_not_a_finding(nowhere):
-    with pytest.raises(EngineUnavailable, match="Cannot connect"):
+    with pytest.raises(EngineUnavailable, match=nowhere):
         check_engine(nowhere)
-    with pytest.raises(UsageError, match="no engine"):
+    with pytest.raises(UsageError, match="localhost:30000"):
         check_engine("localhost:30000")
 
 
@@ -364,7 +363,7 @@ def test_a_case_that_takes_too_long_is_cut_off(through, monkeypatch):
     with through(Wire(request=lambda path, body: body)) as (url, _):
         (finding,) = check_engine(url, control=True, cases=cases_named("abort_queued"))
     assert finding.fails
-    assert "not through after" in finding.message
+    assert "0.2 s" in finding.message
 
 
 def test_through_the_real_router_what_it_refuses_and_drops_is_named_as_its_own(checked_engine, tmp_path):
@@ -388,4 +387,4 @@ def test_through_the_real_router_what_it_refuses_and_drops_is_named_as_its_own(c
     assert not any(finding.fails for finding in findings)
     assert all("sglang-router 0.3.2" in finding.message for finding in findings if finding.status is Status.FAIL)
     (abort,) = [finding for finding in findings if finding.check == "engine_abort_idle"]
-    assert abort.status is Status.NOT_COMPARED and "a router has no such endpoint" in abort.message
+    assert abort.status is Status.NOT_COMPARED

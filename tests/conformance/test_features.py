@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import torch
@@ -50,14 +51,13 @@ def test_an_answer_that_does_not_depend_on_the_encoder_is_not_compared(through_s
     with through_seeing(Wire(blind=True)) as (url, _):
         finding = checked(url)
     assert finding.status is Status.NOT_COMPARED
-    assert "cannot be told apart" in finding.message
 
 
 def test_it_is_not_compared_without_leave_or_where_no_images_are_taken(seeing_engine, checked_engine):
     (finding,) = check_engine(seeing_engine, cases=features.CASES)
     assert (finding.status, "--control" in finding.message) == (Status.NOT_COMPARED, True)
     finding = checked(checked_engine)
-    assert (finding.status, "takes no images" in finding.message) == (Status.NOT_COMPARED, True)
+    assert finding.status is Status.NOT_COMPARED
 
 
 def test_the_weights_and_their_version_are_those_from_before(through_seeing):
@@ -99,8 +99,8 @@ def test_another_encoder_has_its_rows_reversed_and_the_same_text_model(checkpoin
 
 def test_a_checkpoint_without_an_encoder_makes_no_other(tmp_path):
     text = save_policy(build_policy(1, policy_config()), tmp_path / "text")
-    with pytest.raises(NotCompared, match="no second encoder"):
+    with pytest.raises(NotCompared, match=re.escape(str(text))):
         with_other_encoder(text, tmp_path / "other")
     (text / "model.safetensors").write_bytes((1 << 40).to_bytes(8, "little") + json.dumps({}).encode())
-    with pytest.raises(NotCompared, match="no safetensors file"):
+    with pytest.raises(NotCompared, match=re.escape(str(text))):
         with_other_encoder(text, tmp_path / "another")

@@ -93,7 +93,7 @@ def test_what_an_engine_cannot_do_is_refused_with_the_reason(
 
 
 def test_arms_that_a_default_seed_makes_clones_are_not_sampled_and_others_are() -> None:
-    with pytest.raises(UsageError, match="nothing to compare here: without seeds a per-sample and a native group"):
+    with pytest.raises(UsageError, match=r"per-sample.* native"):
         check_free_groups(("per-sample", "native"), SGLANG_DETERMINISTIC)
     for seen in (EMBEDDED, ONE_SEED, IGNORED):
         check_free_groups(("per-sample", "native"), seen)
@@ -112,6 +112,6 @@ def test_a_twin_by_lists_says_in_its_runs_that_native_was_not_asked(arms: tuple[
 
 @pytest.mark.parametrize("arms", [{"experiment": "batched"}, {"baseline": "batched"}])
 def test_a_twin_by_lists_needs_native_to_stand_in_for(arms: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match="a list-twin compares per-sample with native"):
+    with pytest.raises(UsageError, match=r"list-twin.*per-sample.*native"):
         check_experiment(asked("list-twin", **arms))
     check_experiment(asked("list-twin"))

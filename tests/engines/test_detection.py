@@ -220,7 +220,7 @@ def test_an_engine_that_is_gone_is_an_error_and_no_promise(monkeypatch: pytest.M
     async def loading(payload: dict[str, Any], headers: Any) -> Any:
         raise RequestFailed(503, "loading")
 
-    with pytest.raises(EngineUnavailable, match="failed 3 times: HTTP 503: loading"):
+    with pytest.raises(EngineUnavailable, match=r"3.*503: loading"):
         asyncio.run(detect_determinism(loading, Capabilities()))
 
 

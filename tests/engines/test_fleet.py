@@ -91,7 +91,7 @@ async def test_weights_go_to_every_worker_and_not_before_the_last_request_has_en
         answers = [await client.generate(SHORT) for _ in range(3)]
         assert {answer["meta_info"]["weight_version"] for answer in answers} == {"new"}
         await first.update_weights(checkpoint, "apart")
-        with pytest.raises(EngineError, match=r"different versions.*apart"):
+        with pytest.raises(EngineError, match="apart"):
             await client.model_info()
 
 

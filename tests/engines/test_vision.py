@@ -80,7 +80,7 @@ def test_what_is_not_a_multiple_of_a_token_is_resized(processor):
 
 
 def test_a_directory_without_image_processor_is_refused_by_name(tmp_path):
-    with pytest.raises(InputError, match=f"{tmp_path}: no image processor"):
+    with pytest.raises(InputError, match=f"{tmp_path}: "):
         vision.load_image_processor(tmp_path)
 
 

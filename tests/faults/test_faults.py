@@ -84,7 +84,6 @@ def test_a_length_fault_names_its_three_numbers() -> None:
     tokens = len(longest.output_ids or ())
     assert (finding.expected, finding.observed) == (tokens, tokens + 2)
     assert (finding.where.group_index, finding.where.index) == (0, longest.index)
-    assert str(tokens) in finding.message and str(tokens + 2) in finding.message
 
 
 # --- the sound data, by truths of its own

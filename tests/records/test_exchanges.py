@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +34,12 @@ def test_what_recorded_requests_ask_for() -> None:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ([], "object, not list"),
-        ({"request": {}, "status": 200}, r"\['response'\] missing"),
-        ({"request": [], "status": 200, "response": {}}, "field 'request' is list"),
-        ({"request": {}, "status": "200", "response": {}}, "field 'status' is str"),
-        ({"request": {}, "status": True, "response": {}}, "field 'status' is bool"),
-        ({"request": {}, "status": 200, "response": {}, "attempt": 1.5}, "field 'attempt' is float"),
+        ([], "list"),
+        ({"request": {}, "status": 200}, r"\['response'\]"),
+        ({"request": [], "status": 200, "response": {}}, "'request'.*list"),
+        ({"request": {}, "status": "200", "response": {}}, "'status'.*str"),
+        ({"request": {}, "status": True, "response": {}}, "'status'.*bool"),
+        ({"request": {}, "status": 200, "response": {}, "attempt": 1.5}, "'attempt'.*float"),
     ],
 )
 def test_a_line_that_is_no_exchange_is_named(row: Any, message: str, tmp_path: Path) -> None:
@@ -64,7 +65,7 @@ def test_a_line_that_is_no_exchange_is_named(row: Any, message: str, tmp_path: P
 def test_a_name_that_stands_twice_in_one_object_is_refused(line: bytes, name: str, tmp_path: Path) -> None:
     path = tmp_path / "a.exchanges.jsonl"
     path.write_bytes(b'{"request": {}, "status": 200, "response": {}}\n' + line + b"\n")
-    with pytest.raises(InputError, match=rf"exchanges\.jsonl:2: field '{name}' stands twice in one object"):
+    with pytest.raises(InputError, match=rf"exchanges\.jsonl:2: .*'{name}'"):
         list(read_exchanges(path))
 
 
@@ -109,7 +110,7 @@ def test_repeated_names_are_those_that_pythons_own_parser_meets(value: Any, gap:
 def test_a_line_that_is_no_json_and_a_missing_file_are_named(tmp_path: Path) -> None:
     path = tmp_path / "a.exchanges.jsonl"
     path.write_bytes(b"{\n")
-    with pytest.raises(InputError, match=r"a\.exchanges\.jsonl:1: not JSON"):
+    with pytest.raises(InputError, match=r"a\.exchanges\.jsonl:1: "):
         list(read_exchanges(path))
-    with pytest.raises(InputError, match="No such file"):
+    with pytest.raises(InputError, match=re.escape(str(tmp_path / "none"))):
         list(read_exchanges(tmp_path / "none"))

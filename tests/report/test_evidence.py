@@ -160,7 +160,7 @@ def test_an_extra_that_is_no_json_is_named_with_its_file(tmp_path: Path) -> None
     table = store.rollout(0).table
     damaged = table.set_column(table.schema.get_field_index("extra"), "extra", pa.array(["{"]))
     pq.write_table(damaged, store.rollout_path(0))
-    with pytest.raises(InputError, match=r"step-000000\.parquet: column 'extra' holds '\{', which is not JSON"):
+    with pytest.raises(InputError, match=r"step-000000\.parquet: column 'extra' .*'\{'"):
         gather(report_of(tmp_path, "twin", {"native-seed0": "native"}), tmp_path)
 
 

@@ -62,6 +62,6 @@ def test_two_at_once_train_it_once_and_neither_replaces_what_the_other_reads(tmp
 def test_a_cache_that_cannot_be_written_is_said_before_any_training(tmp_path):
     (tmp_path / "file").write_text("in the way")
     ticks = []
-    with pytest.raises(UsageError, match="file/cache: no policy can be kept there"):
+    with pytest.raises(UsageError, match="file/cache: "):
         warm_start(Arithmetic(), tmp_path / "file" / "cache", lambda *tick: ticks.append(tick), BRIEF)
     assert ticks == []

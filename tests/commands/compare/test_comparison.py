@@ -260,7 +260,7 @@ def test_margins_that_nobody_stated_are_named() -> None:
 
 def test_a_margin_of_a_metric_that_no_run_has_is_refused_with_the_name_that_was_meant() -> None:
     misspelt = Question(margins_of({**MARGINS, "rollout/raw_rewrad": 0.03}, history=False))
-    with pytest.raises(UsageError, match="nearest names are rollout/raw_reward"):
+    with pytest.raises(UsageError, match=r"rollout/raw_rewrad.*rollout/raw_reward"):
         compare(arm("b", 3, 0), arm("e", 3, 100), question=misspelt)
 
 

@@ -126,4 +126,4 @@ def test_a_message_shows_the_beginning_of_long_values() -> None:
     (short,) = check_requests(
         [Exchange({"input_ids": [1], "stream": True}, 200, None)], [Exchange({"input_ids": [1]}, 200, None)]
     )
-    assert "[True] in the baseline, [None] in the experiment" in short.message
+    assert "[True]" in short.message and "[None]" in short.message

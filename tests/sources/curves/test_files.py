@@ -237,7 +237,7 @@ def test_damaged_archives_are_refused(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
         archive.writestr("task.json", "{}")
         archive.writestr("metrics.jsonl", "no json\n")
-    with pytest.raises(InputError, match="not JSON"):
+    with pytest.raises(InputError, match=r"a\.zip"):
         read_runs(str(tmp_path / "a.zip"))
     with zipfile.ZipFile(tmp_path / "other.zip", "w") as archive:
         archive.writestr("x", "y")
@@ -334,7 +334,7 @@ def test_a_last_line_that_breaks_off_is_left_out_and_said(tmp_path: Path) -> Non
     assert "killed.jsonl:4" in run.skipped[0] and "breaks off" in run.skipped[0]
     with path.open("a") as file:
         file.write("\n")
-    with pytest.raises(InputError, match=r"killed.jsonl:4: not JSON"):
+    with pytest.raises(InputError, match=r"killed.jsonl:4: "):
         read_runs(str(path))
 
 
