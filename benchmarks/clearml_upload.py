@@ -21,6 +21,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 from clearml_server import ClearMLServer, clearml_server
 
+from parity.findings import judge
 from parity.report.document import Report, build_report
 from parity.report.runs import RunRecord
 from parity.report.trackers import clearml
@@ -47,7 +48,7 @@ def report(metrics: int, steps: int) -> Report:
         for step in range(steps)
     ]
     runs = [RunRecord(f"{arm}-seed0", arm, 0, "paired", rows, {}, []) for arm in ARMS]
-    return build_report({"baseline": ARMS[0], "experiment": ARMS[1]}, runs, [])
+    return build_report({"baseline": ARMS[0], "experiment": ARMS[1]}, runs, [], judge([]))
 
 
 def by_parity(asked: argparse.Namespace, directory: Path) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from parity.findings import judge
 from parity.records.samples import SCHEMA, Rollout
 from parity.records.store import RunStore, run_store
 from parity.report import html
@@ -69,7 +70,7 @@ def make(directory: Path, asked: argparse.Namespace) -> Report:
             )
             store.append_metrics(rows[-1])
         runs.append(RunRecord(store.name, arm, 1, asked.design, rows, {}, []))
-    return build_report({"baseline": ARMS[0], "experiment": ARMS[1]}, runs, [])
+    return build_report({"baseline": ARMS[0], "experiment": ARMS[1]}, runs, [], judge([]))
 
 
 def seconds_to_open(page: Path) -> list[float]:

@@ -9,6 +9,7 @@ fails a verdict.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from parity.evidence.contract import (
@@ -30,7 +31,7 @@ from parity.evidence.contract.facts import Facts, Groups, facts_of, groups_of
 from parity.evidence.contract.outcomes import Case, Check, Outcome, Tally, findings_of
 from parity.evidence.contract.rules import AdvantageFormula, Rules
 from parity.findings import Finding, Severity
-from parity.metrics import RunCurves
+from parity.metrics import RunCurves, rollout_metrics
 from parity.records.exchanges import Exchange
 from parity.records.samples import Rollout
 
@@ -38,16 +39,21 @@ __all__ = [
     "CHECKS",
     "AdvantageFormula",
     "Check",
+    "Part",
     "Rules",
     "check_accounting",
     "check_arms",
+    "check_arms_of_parts",
     "check_batches",
     "check_curves",
     "check_exchanges",
+    "check_measured",
     "check_metrics",
+    "check_parts",
     "check_recording",
     "check_requests",
     "check_samples",
+    "part_of",
     "samples_of",
     "summarise",
 ]
@@ -273,11 +279,30 @@ def check_recording(
 
     Memory is that of one part, one exchange, and some 600 bytes a sample.
     """
+    return check_parts([part_of(batch, rules) for batch in batches], exchanges, rules, chunk)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What the contract keeps of some samples once they are read: some 600 bytes a sample, whatever their length."""
+
+    facts: Facts
+    receipts: accounting.Receipts
+
+
+def part_of(rollout: Rollout, rules: Rules) -> Part:
+    """Reads some samples, for `check_parts` and `check_arms_of_parts`."""
+    return Part(facts_of(rollout, rules), accounting.receipts_of(rollout))
+
+
+def check_parts(
+    parts: Sequence[Part], exchanges: Iterable[Exchange], rules: Rules, chunk: int | None = None
+) -> list[Finding]:
+    """As `check_recording`, of samples that were read already by `part_of` under the same rules."""
     accounts: accounting.Accounts = {}
     of_exchanges = check_exchanges(accounting.booked(exchanges, accounts), rules)
-    parts = [(facts_of(batch, rules), accounting.receipts_of(batch)) for batch in batches]
-    facts = _joined([part for part, _ in parts], rules)
-    receipts = _receipts([part for _, part in parts])
+    facts = _joined([part.facts for part in parts], rules)
+    receipts = _receipts([part.receipts for part in parts])
     groups = groups_of(facts)
     return [
         *_sample_findings(facts, groups, rules),
@@ -322,12 +347,18 @@ def _account_findings(
 
 def check_arms(baseline: Rollout, experiment: Rollout) -> list[Finding]:
     """Checks that both arms were asked for the same and record the same fields; what they sampled may differ."""
-    sides = []
-    for rollout in (baseline, experiment):
-        facts = facts_of(rollout, Rules())
-        sides.append((facts, groups_of(facts)))
+    return _arms_findings(*(facts_of(rollout, Rules()) for rollout in (baseline, experiment)))
+
+
+def check_arms_of_parts(baseline: Sequence[Part], experiment: Sequence[Part]) -> list[Finding]:
+    """As `check_arms`, of samples that were read already by `part_of`."""
+    return _arms_findings(*(_joined([part.facts for part in parts], Rules()) for parts in (baseline, experiment)))
+
+
+def _arms_findings(*arms_facts: Facts) -> list[Finding]:
+    baseline, experiment = ((facts, groups_of(facts)) for facts in arms_facts)
     return [
-        finding for check, unit, rule in _ARMS_RULES for finding in findings_of(check, rule(sides[0], sides[1]), unit)
+        finding for check, unit, rule in _ARMS_RULES for finding in findings_of(check, rule(baseline, experiment), unit)
     ]
 
 
@@ -344,7 +375,12 @@ def check_metrics(rollouts: Mapping[int, Rollout], records: Iterable[Mapping[str
         records: Lines of ``metrics.jsonl``, each with its `step`; metrics of time, and those that samples do not hold,
             are left out.
     """
-    return findings_of(_METRICS, curves.metrics_recomputed(rollouts, records), "metrics")
+    return check_measured({step: rollout_metrics(rollout, 1.0) for step, rollout in rollouts.items()}, records)
+
+
+def check_measured(measured: Mapping[int, Mapping[str, float]], records: Iterable[Mapping[str, Any]]) -> list[Finding]:
+    """As `check_metrics`, given by step what `rollout_metrics` measures of its samples."""
+    return findings_of(_METRICS, curves.metrics_recomputed(measured, records), "metrics")
 
 
 def check_curves(baseline: Sequence[RunCurves], experiment: Sequence[RunCurves]) -> list[Finding]:

@@ -85,8 +85,15 @@ class Verdict(str, Enum):
     """The outcome of a comparison of two arms."""
 
     PARITY = "PARITY"
+    CURVES_AGREE = "CURVES_AGREE"
+    """Of recorded curves alone, which can falsify parity and never show it."""
     DIFFERENT = "DIFFERENT"
     INCONCLUSIVE = "INCONCLUSIVE"
+
+    @property
+    def words(self) -> str:
+        """As sentences have it."""
+        return self.value.replace("_", " ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,11 +216,27 @@ def judge(findings: Sequence[Finding]) -> Judgement:
         of_level = [finding for finding in findings if finding.level is level]
         failed = [finding for finding in of_level if finding.fails]
         compared = sum(finding.status is not Status.NOT_COMPARED for finding in of_level)
-        detail = failed[0].message if failed else f"{compared} of {quantity(len(of_level), 'findings')} compared"
-        reasons.append(f"{level.rung} {level.value}: {status[level].value.replace('_', ' ')} ({detail})")
+        detail = (
+            _failure(failed[0])
+            if failed
+            else Message(
+                "{compared} of {findings} compared", compared=compared, findings=quantity(len(of_level), "findings")
+            )
+        )
+        found = status[level].value.replace("_", " ")
+        reasons.append(
+            Message("{rung}: {status} ({detail})", rung=f"{level.rung} {level.value}", status=found, detail=detail)
+        )
     if Status.FAIL in status.values():
         return Judgement(Verdict.DIFFERENT, reasons)
     identity = {status[Level.SAMPLING], status[Level.REPLAY]}
     if status[Level.CONTRACT] is Status.PASS and Status.PASS in identity and Status.INCONCLUSIVE not in identity:
         return Judgement(Verdict.PARITY, reasons)
     return Judgement(Verdict.INCONCLUSIVE, reasons)
+
+
+def _failure(finding: Finding) -> str:
+    """A failing finding with its place."""
+    if not finding.where.to_json():
+        return finding.message
+    return Message("{message} at {place}", message=finding.message, place=str(finding.where))

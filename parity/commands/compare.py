@@ -110,7 +110,7 @@ def compare(
         for arm, runs in ((BASELINE, baseline), (EXPERIMENT, experiment))
         for seed, run in enumerate(runs)
     ]
-    return replace(build_report(facts, records, findings), verdict=judge_curves(findings))
+    return build_report(facts, records, findings, judge_curves(findings))
 
 
 def judge_curves(findings: Sequence[Finding]) -> Judgement:

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from parity.commands.question import check_experiment
 from parity.contract_checks import (
     CHECKS,
+    Part,
     Rules,
-    check_arms,
+    check_arms_of_parts,
     check_curves,
-    check_metrics,
-    check_recording,
+    check_measured,
+    check_parts,
     check_requests,
+    part_of,
 )
 from parity.errors import InputError
-from parity.evidence.replay import compare_twins
-from parity.findings import Finding, Level, Severity, Status, Where, quantity
+from parity.evidence.replay import compare_twin_steps
+from parity.findings import Finding, Level, Message, Status, Where, judge, listed, quantity
 from parity.metrics import RunCurves, curves_of_run, rollout_metrics
 from parity.records.exchanges import Exchange
 from parity.records.experiment import (
@@ -37,6 +40,7 @@ from parity.report.document import Report, build_report
 from parity.report.runs import RunRecord
 from parity.stats import (
     TRAJECTORY_MARGINS,
+    DrawnGroup,
     GroupBounds,
     Trajectory,
     collapse_finding,
@@ -51,17 +55,52 @@ from parity.trainer.tasks import Task, get_task
 _LEVEL_OF_DESIGN = {"paired": Level.TRAINING, "switchback": Level.SAMPLING, "probe": Level.SAMPLING}
 
 
+@dataclass(slots=True)
+class _Run:
+    """What one reading of a run's samples leaves of them, which is what the checks of all levels need.
+
+    Attributes:
+        store: The run's files.
+        steps: How many steps have samples.
+        rules: What its samples are held to.
+        metrics: Lines of ``metrics.jsonl``.
+        parts: What the contract keeps of each step.
+        compared: The same of samples that were not trained on.
+        measured: What the samples of each step measure.
+        drawn: Of a mixed run, by arm: what the contract keeps of each step.
+        by_arm: Of a mixed run, by arm: a line of metrics for each finished step.
+        groups: Of a mixed run: the groups whose arm was drawn, of finished steps.
+    """
+
+    store: RunStore
+    steps: int
+    rules: Rules
+    metrics: list[dict[str, Any]]
+    parts: list[Part] = field(default_factory=list)
+    compared: list[Part] = field(default_factory=list)
+    measured: dict[int, dict[str, float]] = field(default_factory=dict)
+    drawn: dict[str, list[Part]] = field(default_factory=dict)
+    by_arm: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    groups: list[DrawnGroup] = field(default_factory=list)
+
+    @property
+    def curves(self) -> RunCurves:
+        """Its metrics as curves."""
+        return curves_of_run(self.store.name, self.metrics)
+
+
 @dataclass(frozen=True, slots=True)
-class _StartedPair:
-    """A pair of which something is on disk, and how many steps all its runs have finished."""
+class _ReadPair:
+    """A pair of which something is on disk, how many steps all its runs have finished, and what L2 says of it."""
 
     pair: Pair
-    stores: tuple[RunStore, ...]
+    runs: tuple[_Run, ...]
     steps: int
+    replay: Sequence[Finding] = ()
 
 
 def assess(directory: Path) -> Report:
-    """Checks all that an experiment has on disk and builds its report.
+    """Checks all that an experiment has on disk and builds its report; the samples of each step are read once.
 
     Raises:
         InputError: The directory holds no experiment, a file of it cannot be read, or no step is there to check.
@@ -72,19 +111,86 @@ def assess(directory: Path) -> Report:
     check_experiment(config)
     _check_facts(experiment, directory)
     planned = plan_pairs(config, experiment.get("designs", ()))
-    started = list(_started_pairs(directory, planned))
+    started = [
+        read
+        for pair in planned
+        if (read := _read_pair(pair, [run_store(directory, name) for name in pair.names], config, experiment))
+    ]
     if not started:
         raise InputError(f"{directory}: no run has a step to check")
     pairs = [pair for pair in started if pair.steps]
     findings = [
-        *_contract_findings(started, config, experiment),
+        *_contract_findings(started),
         *_unfinished(directory, planned),
         *_trajectory_findings(pairs, config),
         *_replay_findings(pairs),
         *_training_findings(pairs, config),
         *_cost_findings(pairs),
     ]
-    return build_report(experiment, [record for pair in started for record in _records(pair)], findings)
+    return build_report(
+        experiment, [record for pair in started for record in _records(pair)], findings, judge(findings)
+    )
+
+
+def _read_pair(
+    pair: Pair, stores: Sequence[RunStore], config: ExperimentConfig, experiment: Mapping[str, Any]
+) -> _ReadPair | None:
+    """Reads the samples of a pair's runs step by step; nothing where no step has any."""
+    written = [store.written_steps() for store in stores]
+    if not any(written):
+        return None
+    task = get_task(config.task)
+    runs = tuple(
+        _Run(store, steps, _rules(config, experiment["policy"], task, store, pair.design, steps), store.metrics())
+        for store, steps in zip(stores, written, strict=True)
+    )
+    finished = min(len(run.metrics) for run in runs)
+    bounds = GroupBounds(max_new_tokens=task.max_new_tokens)
+    steps = (_read_step(runs, pair, step, bounds) for step in range(max(written)))
+    if pair.mixed or pair.design == "paired":
+        deque(steps, maxlen=0)
+        return _ReadPair(pair, runs, finished)
+    first, second = (run.metrics[:finished] for run in runs)
+    both = ((rollouts[0], rollouts[1]) for step, rollouts in enumerate(steps) if step < finished)
+    return _ReadPair(pair, runs, finished, compare_twin_steps(both, first, second))
+
+
+def _read_step(runs: Sequence[_Run], pair: Pair, step: int, bounds: GroupBounds) -> list[Rollout]:
+    """The samples of one step of each run that has it; what the checks need of them is kept with the run."""
+    rollouts = []
+    for run in runs:
+        if step >= run.steps:
+            continue
+        rollout = run.store.rollout(step)
+        run.parts.append(part_of(rollout, run.rules))
+        run.measured[step] = rollout_metrics(rollout, 1.0)
+        rollouts.append(rollout)
+        if pair.mixed:
+            _keep_drawn(run, pair, step, rollout, bounds)
+    return rollouts
+
+
+def _keep_drawn(run: _Run, pair: Pair, step: int, trained: Rollout, bounds: GroupBounds) -> None:
+    """What a mixed run's samples of one step show of each arm, those that were only compared included.
+
+    Both arms share the time of a step, so that neither has a time, a speed or a load of its own.
+    """
+    store, rollouts = run.store.compared, [trained]
+    if store.rollout_path(step).exists():
+        rollouts.append(store.rollout(step))
+        run.compared.append(part_of(rollouts[1], run.rules))
+    every = Rollout.concatenate(rollouts)
+    finished = step < len(run.metrics)
+    if finished:
+        run.groups += drawn_groups(every, bounds)[0]
+    for arm in pair.arms:
+        of_arm = of_drawn_arm(every, arm)
+        if pair.design == "probe":
+            run.drawn.setdefault(arm, []).append(part_of(of_arm, Rules()))
+        if finished and len(of_arm):
+            measured = rollout_metrics(of_arm, seconds=1.0)
+            known = {name: value for name, value in measured.items() if not name.startswith("perf/")}
+            run.by_arm.setdefault(arm, []).append({"step": step, **known})
 
 
 def _check_facts(experiment: Mapping[str, Any], directory: Path) -> None:
@@ -116,13 +222,6 @@ _FACTS = {
 """Types of what ``experiment.json`` holds beside the configuration."""
 
 
-def _started_pairs(directory: Path, pairs: Sequence[Pair]) -> Iterator[_StartedPair]:
-    for pair in pairs:
-        stores = tuple(run_store(directory, name) for name in pair.names)
-        if any(store.written_steps() for store in stores):
-            yield _StartedPair(pair, stores, min(store.finished_steps() for store in stores))
-
-
 def _unfinished(directory: Path, planned: Sequence[Pair]) -> Iterator[Finding]:
     """Pairs that have not gone as far as was asked: what they would have shown is open."""
     for pair in planned:
@@ -130,47 +229,31 @@ def _unfinished(directory: Path, planned: Sequence[Pair]) -> Iterator[Finding]:
         steps = min(store.finished_steps() for store in stores)
         if steps < pair.steps:
             level = _LEVEL_OF_DESIGN.get(pair.design, Level.REPLAY)
-            finished = f"{steps} of {quantity(pair.steps, 'steps')}"
-            message = f"{' and '.join(pair.names)} finished {finished}; go on with --resume"
+            message = Message(
+                "{runs} finished {steps} of {planned}; go on with --resume",
+                runs=listed(pair.names, " and "),
+                steps=steps,
+                planned=quantity(pair.steps, "steps"),
+            )
             if why := next((str(text) for store in stores if (text := store.outcome().get("message"))), None):
-                message = f"{message} ({why})"
+                message = Message("{message} ({reason})", message=message, reason=why)
             # Evidence from inside a run holds at every look, so that a run which goes on leaves nothing open.
             status = Status.NOT_COMPARED if pair.mixed and steps else Status.INCONCLUSIVE
             yield Finding("steps_finished", level, status, message, Where(pair.names[-1]), pair.steps, steps)
 
 
-def _records(finished: _StartedPair) -> Iterator[RunRecord]:
-    pair = finished.pair
-    for store, arm in zip(finished.stores, pair.run_arms, strict=True):
-        metrics = store.metrics()
-        by_arm = {drawn: _arm_metrics(store, drawn, metrics) for drawn in pair.arms} if pair.mixed else {}
-        yield RunRecord(store.name, arm, pair.seed, pair.design, metrics, store.outcome(), store.events(), by_arm)
+def _records(read: _ReadPair) -> Iterator[RunRecord]:
+    pair = read.pair
+    for run, arm in zip(read.runs, pair.run_arms, strict=True):
+        store = run.store
+        by_arm = {drawn: run.by_arm.get(drawn, []) for drawn in pair.arms} if pair.mixed else {}
+        yield RunRecord(store.name, arm, pair.seed, pair.design, run.metrics, store.outcome(), store.events(), by_arm)
 
 
-def _arm_metrics(store: RunStore, arm: str, metrics: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """What a mixed run's samples of one arm measure, step by step; steps without a group of that arm have no line.
-
-    Both arms share the time of a step, so that neither has a time, a speed or a load of its own.
-    """
-    lines = []
-    for row in metrics:
-        of_arm = of_drawn_arm(_drawn_rollout(store, row["step"]), arm)
-        if len(of_arm):
-            measured = rollout_metrics(of_arm, seconds=1.0)
-            known = {name: value for name, value in measured.items() if not name.startswith("perf/")}
-            lines.append({"step": row["step"], **known})
-    return lines
-
-
-def _drawn_rollout(store: RunStore, step: int) -> Rollout:
-    """A mixed run's samples of a step, those that were only compared included."""
-    compared = [store.compared.rollout(step)] if store.compared.rollout_path(step).exists() else []
-    return Rollout.concatenate([store.rollout(step), *compared])
-
-
-def _rules(config: ExperimentConfig, policy: Mapping[str, Any], task: Task, store: RunStore, design: str) -> Rules:
+def _rules(
+    config: ExperimentConfig, policy: Mapping[str, Any], task: Task, store: RunStore, design: str, steps: int
+) -> Rules:
     training = config.training
-    steps = range(store.written_steps())
 
     def reward(sample: Sample) -> float:
         prompt = str(sample.extra.get("prompt"))
@@ -191,65 +274,45 @@ def _rules(config: ExperimentConfig, policy: Mapping[str, Any], task: Task, stor
         reward=reward,
         advantage="grpo",
         # A replayed rollout keeps the version of the recording.
-        weight_versions={} if design == "replay" else {step: weight_version(store.name, step) for step in steps},
+        weight_versions={} if design == "replay" else {step: weight_version(store.name, step) for step in range(steps)},
     )
 
 
-def _contract_findings(
-    pairs: Sequence[_StartedPair], config: ExperimentConfig, experiment: Mapping[str, Any]
-) -> list[Finding]:
+def _contract_findings(pairs: Sequence[_ReadPair]) -> list[Finding]:
     """Contract checks of each run and of each pair; what passes in all is one finding, what fails names its run."""
-    task = get_task(config.task)
-    found = []
-    for finished in pairs:
-        for store in (store for store in finished.stores if store.written_steps()):
-            rules = _rules(config, experiment["policy"], task, store, finished.pair.design)
-            found += [finding.in_run(store.name) for finding in _run_findings(store, rules)]
-            metrics = check_metrics(
-                {step: store.rollout(step) for step in range(store.written_steps())}, store.metrics()
-            )
-            found += [finding.in_run(store.name) for finding in metrics]
-            if store.compared.written_steps():
-                found += [finding.in_run(f"{store.name}/compared") for finding in _run_findings(store.compared, rules)]
-        found += [finding.in_run(finished.stores[-1].name) for finding in _arms_findings(finished)]
-    return [*merge(found), *_curve_findings(pairs)]
+    findings = []
+    for read in pairs:
+        for run in (run for run in read.runs if run.parts):
+            name, steps = run.store.name, len(run.parts)
+            of_run = [
+                *check_parts(run.parts, _exchanges(run.store, steps), run.rules),
+                *check_measured(run.measured, run.metrics),
+            ]
+            findings += [finding.in_run(name) for finding in of_run]
+            if steps := run.store.compared.written_steps():
+                compared = check_parts(run.compared, _exchanges(run.store.compared, steps), run.rules)
+                findings += [finding.in_run(f"{name}/compared") for finding in compared]
+        findings += [finding.in_run(read.runs[-1].store.name) for finding in _arms_findings(read)]
+    return [*merge(findings), *_curve_findings(pairs)]
 
 
-def _run_findings(store: RunStore, rules: Rules) -> list[Finding]:
-    steps = store.written_steps()
-    rollouts = [store.rollout(step) for step in range(steps)]
-    return [
-        *check_recording(rollouts, _exchanges(store, steps), rules),
-    ]
-
-
-def _arms_findings(finished: _StartedPair) -> list[Finding]:
+def _arms_findings(read: _ReadPair) -> list[Finding]:
     """Whether both arms were asked for the same, where they were asked the same prompts."""
-    steps = min(store.written_steps() for store in finished.stores)
-    if finished.pair.design == "switchback":
+    if read.pair.design == "switchback":
         return []
-    if finished.pair.design == "probe":
-        drawn = Rollout.concatenate([_drawn_rollout(finished.stores[0], step) for step in range(steps)])
-        baseline, changed = (of_drawn_arm(drawn, arm) for arm in finished.pair.arms)
-        return check_arms(baseline, changed)
-    requests = check_requests(*(_exchanges(store, steps) for store in finished.stores))
-    return check_arms(*(_rollouts(store, steps) for store in finished.stores)) + requests
+    if read.pair.design == "probe":
+        return check_arms_of_parts(*(read.runs[0].drawn[arm] for arm in read.pair.arms))
+    steps = min(len(run.parts) for run in read.runs)
+    requests = check_requests(*(_exchanges(run.store, steps) for run in read.runs))
+    return check_arms_of_parts(*(run.parts[:steps] for run in read.runs)) + requests
 
 
-def _curve_findings(pairs: Sequence[_StartedPair]) -> list[Finding]:
+def _curve_findings(pairs: Sequence[_ReadPair]) -> list[Finding]:
     curves = list(_curves(pairs, {"twin", LIST_TWIN, "replay", "paired"}))
-    mixed = [_curves_of(store) for finished in pairs if finished.pair.mixed for store in finished.stores]
     if not curves:
+        mixed = [run.curves for read in pairs if read.pair.mixed for run in read.runs]
         return check_curves(mixed, mixed)
     return check_curves([first for first, _ in curves], [second for _, second in curves])
-
-
-def _curves_of(store: RunStore) -> RunCurves:
-    return curves_of_run(store.name, store.metrics())
-
-
-def _rollouts(store: RunStore, steps: int) -> Rollout:
-    return Rollout.concatenate([store.rollout(step) for step in range(steps)])
 
 
 def _exchanges(store: RunStore, steps: int) -> Iterator[Exchange]:
@@ -283,78 +346,82 @@ def _sum(check: str, alike: Sequence[Finding]) -> list[Finding]:
         name: sum(int(finding.evidence.get(name, 0)) for finding in alike)
         for name in ("checked", "failed", "not_compared")
     }
+    unit = str(alike[0].evidence.get("unit", "samples"))
     runs = len({finding.where.run for finding in alike})
-    unit, in_runs = str(alike[0].evidence.get("unit", "samples")), f"in {quantity(runs, 'runs')}"
-    if alike[0].status is Status.PASS:
-        message = f"{quantity(counts['checked'], unit)} {in_runs}: {_RULE_OF_CHECK[check]}"
+    passed = alike[0].status is Status.PASS
+    if passed:
+        template = "{checked} in {runs}: {rule}"
+    elif counts["not_compared"]:
+        template = "{missing} of {all} in {runs} not compared: {reason}"
     else:
-        of_all = f"{counts['not_compared']:,} of {quantity(counts['checked'] + counts['not_compared'], unit)}"
-        what = f"{of_all} {in_runs} not compared" if counts["not_compared"] else f"not compared {in_runs}"
-        message = f"{what}: {alike[0].message.partition(': ')[2]}"
+        template = "not compared in {runs}: {reason}"
+    message = Message(
+        template,
+        checked=quantity(counts["checked"], unit),
+        missing=f"{counts['not_compared']:,}",
+        all=quantity(counts["checked"] + counts["not_compared"], unit),
+        runs=quantity(runs, "runs"),
+        rule=_RULE_OF_CHECK[check] if passed else "",
+        reason="" if passed else _reason(alike[0].message),
+    )
     return [replace(alike[0], where=Where(), message=message, evidence={**counts, "unit": unit, "runs": runs})]
 
 
-def _trajectory_findings(pairs: Sequence[_StartedPair], config: ExperimentConfig) -> list[Finding]:
+def _reason(message: str) -> str:
+    """Why nothing was compared: the part of the message after how much."""
+    return message.partition(": ")[2]
+
+
+def _trajectory_findings(pairs: Sequence[_ReadPair], config: ExperimentConfig) -> list[Finding]:
     """L1 of the mixed runs of each design: all their groups are evidence on the same question."""
-    found = []
-    bounds = GroupBounds(max_new_tokens=get_task(config.task).max_new_tokens)
+    findings = []
     margins = {name: config.margins.get(name, margin) for name, margin in TRAJECTORY_MARGINS.items()}
     for design in MIXED_DESIGNS:
-        of_design = [finished for finished in pairs if finished.pair.design == design]
+        of_design = [read for read in pairs if read.pair.design == design]
         trajectory = Trajectory(design, (config.baseline, config.experiment), margins)
-        for finished in of_design:
-            for step in range(finished.steps):
-                trajectory = trajectory.update(drawn_groups(_drawn_rollout(finished.stores[0], step), bounds)[0])
+        for read in of_design:
+            trajectory = trajectory.update(read.runs[0].groups)
         if of_design:
-            found += trajectory_findings(trajectory)
-    return found
+            findings += trajectory_findings(trajectory)
+    return findings
 
 
-def _replay_findings(pairs: Sequence[_StartedPair]) -> list[Finding]:
+def _replay_findings(pairs: Sequence[_ReadPair]) -> list[Finding]:
     """L2 of each twin and replay pair, or that there is none."""
-    found: list[Finding] = []
-    for finished in pairs:
-        if finished.pair.design == "paired" or finished.pair.mixed:
-            continue
-        first, second = finished.stores
-        found += [
-            finding.in_run(second.name) if finding.status is Status.FAIL else finding
-            for finding in compare_twins(
-                _rollouts(first, finished.steps),
-                _rollouts(second, finished.steps),
-                first.metrics()[: finished.steps],
-                second.metrics()[: finished.steps],
-            )
-        ]
-    if not found:
-        message = "no twin and no replay was run, so no two runs have the same responses to compare"
-        found.append(Finding("twin", Level.REPLAY, Status.NOT_COMPARED, message, severity=Severity.ERROR))
-    if {finished.pair.design for finished in pairs} == {LIST_TWIN}:
-        message = "native was not asked for once: lists stood in for it, which says nothing of native itself"
-        found.append(Finding("twin", Level.REPLAY, Status.INCONCLUSIVE, message))
-    return found
+    findings = [
+        finding.in_run(read.runs[-1].store.name) if finding.status is Status.FAIL else finding
+        for read in pairs
+        for finding in read.replay
+    ]
+    if not findings:
+        message = Message("no twin and no replay was run, so no two runs have the same responses to compare")
+        findings.append(Finding("twin", Level.REPLAY, Status.NOT_COMPARED, message))
+    if {read.pair.design for read in pairs} == {LIST_TWIN}:
+        message = Message("native was never exercised; batched lists replaced it")
+        findings.append(Finding("twin", Level.REPLAY, Status.INCONCLUSIVE, message))
+    return findings
 
 
-def _training_findings(pairs: Sequence[_StartedPair], config: ExperimentConfig) -> list[Finding]:
+def _training_findings(pairs: Sequence[_ReadPair], config: ExperimentConfig) -> list[Finding]:
     curves = list(_curves(pairs, {"paired"}))
     if not curves:
-        message = "no freely sampled pair was run, so no curves are compared"
+        message = Message("no freely sampled pair was run, so no curves are compared")
         return [Finding("curves", Level.TRAINING, Status.NOT_COMPARED, message)]
     baseline, changed = zip(*curves, strict=True)
     return [*training_findings(baseline, changed, config.margins), collapse_finding(baseline, changed)]
 
 
-def _cost_findings(pairs: Sequence[_StartedPair]) -> list[Finding]:
+def _cost_findings(pairs: Sequence[_ReadPair]) -> list[Finding]:
     """L4 of every pair that an engine answered; a twin's arms make the same tokens, so their times compare best."""
     curves = list(_curves(pairs, {"twin", "paired"}))
     if not curves:
-        return [Finding("cost", Level.COST, Status.NOT_COMPARED, "no pair was run on an engine")]
+        return [Finding("cost", Level.COST, Status.NOT_COMPARED, Message("no pair was run on an engine"))]
     return cost_findings(curves)
 
 
-def _curves(pairs: Sequence[_StartedPair], designs: Collection[str]) -> Iterator[tuple[RunCurves, RunCurves]]:
+def _curves(pairs: Sequence[_ReadPair], designs: Collection[str]) -> Iterator[tuple[RunCurves, RunCurves]]:
     """The curves of each pair of these designs, by run, over the steps that both have finished."""
-    for started in pairs:
-        if started.pair.design in designs:
-            first, second = (curves_of_run(store.name, store.metrics()[: started.steps]) for store in started.stores)
+    for read in pairs:
+        if read.pair.design in designs:
+            first, second = (curves_of_run(run.store.name, run.metrics[: read.steps]) for run in read.runs)
             yield first, second

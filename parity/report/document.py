@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from parity.errors import InputError
-from parity.findings import Finding, Judgement, Level, Status, judge, status_of_level
+from parity.findings import Finding, Judgement, Level, Status, status_of_level
 from parity.metrics import AlignedRuns, RunCurves, align, curves_of_run, late_mean
 from parity.records.experiment import LIST_TWIN, twin_by_lists
 from parity.records.metric_names import ENGINE_BALANCE, REQUESTS, REWARD, ROLLOUT_TIME, TOKENS_PER_SECOND
@@ -207,7 +207,9 @@ _CONSEQUENCES = ("reward", "advantage", "/")
 _STRENGTH = (Status.FAIL, Status.INCONCLUSIVE, Status.PASS, Status.NOT_COMPARED)
 
 
-def build_report(experiment: Mapping[str, Any], runs: Sequence[RunRecord], findings: Sequence[Finding]) -> Report:
+def build_report(
+    experiment: Mapping[str, Any], runs: Sequence[RunRecord], findings: Sequence[Finding], verdict: Judgement
+) -> Report:
     """Builds the report of an experiment.
 
     The values of the rows come from the paired runs where both arms have some, else from the twin: means over runs of
@@ -219,6 +221,7 @@ def build_report(experiment: Mapping[str, Any], runs: Sequence[RunRecord], findi
             ``steps``, ``margins`` and ``config`` are shown as given, or as not recorded.
         runs: The runs, in any order.
         findings: The findings of all rungs.
+        verdict: What they come to.
 
     Raises:
         InputError: `experiment` names no two different arms, two runs share a name, or a metric is no number.
@@ -243,7 +246,7 @@ def build_report(experiment: Mapping[str, Any], runs: Sequence[RunRecord], findi
     return Report(
         baseline=baseline,
         experiment=arm,
-        verdict=judge(findings),
+        verdict=verdict,
         findings=tuple(findings),
         rows=tuple(_row(rule, curves, compared, findings) for rule in ROW_RULES),
         ladder=tuple(_rung(level, findings) for level in Level),

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from parity.findings import Finding, Level, Severity, Status, Where
+from parity.findings import Finding, Level, Severity, Status, Where, judge
 from parity.report.document import Report, build_report
 from parity.report.runs import RunRecord
 
@@ -146,7 +146,7 @@ def runs() -> list[RunRecord]:
 @pytest.fixture(scope="session")
 def report() -> Report:
     """The report of a change that keeps parity."""
-    return build_report(make_experiment(), make_runs(), make_findings())
+    return build_report(make_experiment(), make_runs(), make_findings(), judge(make_findings()))
 
 
 Builder = Callable[..., Report]
@@ -160,6 +160,7 @@ def build() -> Builder:
         runs: Sequence[RunRecord] | None = None, findings: Sequence[Finding] | None = None, **changes: Any
     ) -> Report:
         chosen = make_runs() if runs is None else runs
-        return build_report(make_experiment(**changes), chosen, make_findings() if findings is None else findings)
+        made = make_findings() if findings is None else findings
+        return build_report(make_experiment(**changes), chosen, made, judge(made))
 
     return building

@@ -9,7 +9,7 @@ import pytest
 
 from parity.contract_checks import CHECKS
 from parity.errors import InputError
-from parity.findings import Finding, Level, Status, Verdict, Where
+from parity.findings import Finding, Level, Status, Verdict, Where, judge
 from parity.report.document import ROW_RULES, Report, Row, build_report
 from parity.report.runs import RunRecord
 
@@ -36,7 +36,7 @@ def two_arms(metric: str, *pairs: tuple[list[float | None], list[float | None]],
         for seed, pair in enumerate(pairs)
         for arm, values in zip(("per-sample", "native"), pair, strict=True)
     ]
-    return build_report({"baseline": "per-sample", "experiment": "native"}, runs, [])
+    return build_report({"baseline": "per-sample", "experiment": "native"}, runs, [], judge([]))
 
 
 def row(report: Report, name: str) -> Row:
@@ -92,7 +92,7 @@ def test_a_metric_that_one_run_lacks_is_not_compared():
         plain_run("per-sample", 0, "paired", "rollout/raw_reward", [1.0]),
         plain_run("native", 0, "paired", "train/loss", [1.0]),
     ]
-    built = build_report({"baseline": "per-sample", "experiment": "native"}, runs, [])
+    built = build_report({"baseline": "per-sample", "experiment": "native"}, runs, [], judge([]))
     assert row(built, "reward").baseline == {}
     assert row(built, "reward").difference == {}
 
@@ -190,7 +190,7 @@ def test_the_config_hash_follows_the_config_and_nothing_else(build):
 @pytest.mark.parametrize("experiment", [{}, {"baseline": "native"}, {"baseline": "native", "experiment": "native"}])
 def test_an_experiment_without_two_arms_is_refused(experiment):
     with pytest.raises(InputError, match="arms"):
-        build_report(experiment, [], [])
+        build_report(experiment, [], [], judge([]))
 
 
 def test_two_runs_of_one_name_are_refused(build):
@@ -210,7 +210,7 @@ def test_how_evenly_engines_were_loaded_is_a_row_of_the_cost_where_it_was_compar
     evidence = {"baseline": 1.2, "experiment": 3.0, "ratio": 2.5, "ci95": (2.0, 3.1)}
     where = Where(field="perf/engine_tokens/max_over_mean")
     balance = Finding("engine_balance", Level.COST, Status.FAIL, "ratio 2.5", where, evidence=evidence)
-    *_, row = build_report(experiment, [], [balance]).cost
+    *_, row = build_report(experiment, [], [balance], judge([balance])).cost
     assert (row.status, row.baseline, row.experiment, row.ratio) == (Status.FAIL, 1.2, 3.0, 2.5)
     for findings in ([], [replace(balance, status=Status.NOT_COMPARED)]):
-        assert len(build_report(experiment, [], findings).cost) == 3
+        assert len(build_report(experiment, [], findings, judge(findings)).cost) == 3

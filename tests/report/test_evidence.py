@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from parity.errors import InputError
-from parity.findings import Finding, Level, Status, Where
+from parity.findings import Finding, Level, Status, Where, judge
 from parity.records.samples import Rollout, Sample
 from parity.records.store import run_store
 from parity.report.document import Report, build_report
@@ -43,7 +43,7 @@ def report_of(directory: Path, design: str, runs: dict[str, str], *findings: Fin
     records = [
         RunRecord(name, arm, 0, design, run_store(directory, name).metrics(), {}, []) for name, arm in runs.items()
     ]
-    return build_report(ARMS, records, findings)
+    return build_report(ARMS, records, findings, judge(findings))
 
 
 def unpack(packed: str) -> dict[str, Any]:

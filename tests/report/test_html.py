@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from scipy import stats
 
-from parity.findings import Finding, Level, Status, Where
+from parity.findings import Finding, Level, Status, Where, judge
 from parity.records.samples import Rollout, Sample
 from parity.records.store import run_store
 from parity.report import html
@@ -144,7 +144,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory, report: Report) -> Path:
     """An experiment on disk with its page, in English and Chinese."""
     made = tmp_path_factory.mktemp("experiment")
     facts = {"baseline": ARMS[0], "experiment": ARMS[1], "commands": [HOSTILE[0][0]], "versions": {"x": HOSTILE[1][0]}}
-    twin = build_report(facts, write_runs(made), FINDINGS)
+    twin = build_report(facts, write_runs(made), FINDINGS, judge(FINDINGS))
     weights = run_store(made, "native-seed0").checkpoint_path(STEPS)
     weights.mkdir()
     (weights / "tokenizer.json").write_text(json.dumps(TOKENIZER))

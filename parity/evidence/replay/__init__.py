@@ -3,6 +3,6 @@
 Recordings are served by `parity.engines`.
 """
 
-from parity.evidence.replay.twins import compare_twins
+from parity.evidence.replay.twins import compare_twin_steps, compare_twins
 
-__all__ = ["compare_twins"]
+__all__ = ["compare_twin_steps", "compare_twins"]

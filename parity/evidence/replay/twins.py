@@ -8,6 +8,7 @@ for bit.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from parity.errors import InputError
-from parity.findings import Finding, Level, Status, Where, quantity, short_repr
+from parity.findings import Finding, Level, Message, Status, Where, quantity, short_repr
 from parity.records.samples import SCHEMA, Rollout
 
 COMPARED = (
@@ -70,11 +71,24 @@ def compare_twins(
         that fail come first, ordered by the step, group, slot and field where each first differs, so that the first
         finding is the cause.
     """
-    left, right = _sorted(baseline), _sorted(experiment)
-    found = [_presence(left, right)]
-    shared_left, shared_right = _shared(left, right)
-    for order, name in enumerate(COMPARED):
-        found.append(_column(name, order, shared_left, shared_right))
+    return compare_twin_steps([(baseline, experiment)], metrics_baseline, metrics_experiment)
+
+
+def compare_twin_steps(
+    steps: Iterable[tuple[Rollout, Rollout]],
+    metrics_baseline: Sequence[Mapping[str, Any]] = (),
+    metrics_experiment: Sequence[Mapping[str, Any]] = (),
+) -> list[Finding]:
+    """As `compare_twins`, given the samples of both arms step by step, of which one is in memory at a time."""
+    tallies = dict.fromkeys(("samples", *COMPARED), _Tally())
+    versions: tuple[dict[str, str], dict[str, str]] = ({}, {})
+    for step in steps:
+        left, right = (_sorted(side, numbers) for side, numbers in zip(step, versions, strict=True))
+        tallies["samples"] += _presence(left, right)
+        left, right = _shared(left, right)
+        for name in COMPARED:
+            tallies[name] += _column(name, left, right)
+    found = [_tallied(name, order, tallies[name]) for order, name in enumerate(tallies, start=-1)]
     found += _metrics(metrics_baseline, metrics_experiment)
     found.sort(key=lambda item: item[0])
     return [finding for _, finding in found]
@@ -84,18 +98,74 @@ _Placed = tuple[tuple[float, int, int, int, int], Finding]
 _LAST = (float("inf"), 0, 0, 0, 0)
 
 
-def _sorted(rollout: Rollout) -> Rollout:
+@dataclass(frozen=True, slots=True)
+class _Difference:
+    """Where the arms first differ in a field: (step, group, slot), and what each has there."""
+
+    key: tuple[int, int, int]
+    entry: str
+    expected: Any
+    observed: Any
+
+
+@dataclass(frozen=True, slots=True)
+class _Tally:
+    """What the comparison of one field has come to: numbers of samples, and the first difference."""
+
+    compared: int = 0
+    differing: int = 0
+    not_compared: int = 0
+    first: _Difference | None = None
+
+    def __add__(self, other: _Tally) -> _Tally:
+        firsts = [tally.first for tally in (self, other) if tally.first]
+        return _Tally(
+            self.compared + other.compared,
+            self.differing + other.differing,
+            self.not_compared + other.not_compared,
+            min(firsts, key=lambda first: first.key, default=None),
+        )
+
+
+def _tallied(name: str, order: int, tally: _Tally) -> _Placed:
+    """The finding on one field of the samples, or on which samples there are."""
+    samples = quantity(tally.compared, "samples")
+    evidence = {"checked": tally.compared, "failed": tally.differing, "not_compared": tally.not_compared}
+    if not tally.first:
+        status = Status.PASS if tally.compared else Status.NOT_COMPARED
+        equal = (
+            "both arms have the same {samples}" if name == "samples" else "{field} is equal bit for bit in {samples}"
+        )
+        template = equal if tally.compared else "neither arm recorded {field}"
+        return _LAST, _finding(name, status, Message(template, field=name, samples=samples), evidence=evidence)
+    key, expected, observed = tally.first.key, tally.first.expected, tally.first.observed
+    where = _where(key, "index" if name == "samples" else name)
+    message = Message(
+        "{differing} of {samples} are in one arm only, or twice in an arm"
+        if name == "samples"
+        else "{field} first differs{entry}: {expected} in the baseline, {observed} in the experiment "
+        "({differing} of {samples} differ)",
+        field=name,
+        entry=tally.first.entry,
+        expected=short_repr(expected),
+        observed=short_repr(observed),
+        differing=tally.differing,
+        samples=samples,
+    )
+    finding = _finding(name, Status.FAIL, message, where, expected, observed, evidence=evidence)
+    return (float(key[0]), 0, key[1], key[2], order), finding
+
+
+def _sorted(rollout: Rollout, versions: dict[str, str]) -> Rollout:
+    """The samples by step, group and slot, weight versions numbered as a run first has them; `versions` keeps them."""
     order = [("rollout_id", "ascending"), ("group_index", "ascending"), ("index", "ascending")]
     table = rollout.table.sort_by(order).combine_chunks()
     place = table.column_names.index("weight_versions")
-    versions = pa.array(_renamed(table.column(place).to_pylist()), SCHEMA.field(place).type)
-    return Rollout(table.set_column(place, SCHEMA.field(place), versions))
-
-
-def _renamed(rows: Iterable[Sequence[str] | None]) -> list[list[str] | None]:
-    """Weight versions numbered in the order in which a run first has them."""
-    numbers: dict[str, str] = {}
-    return [None if row is None else [numbers.setdefault(name, f"#{len(numbers)}") for name in row] for row in rows]
+    rows = table.column(place).to_pylist()
+    numbered = [
+        None if row is None else [versions.setdefault(name, f"#{len(versions)}") for name in row] for row in rows
+    ]
+    return Rollout(table.set_column(place, SCHEMA.field(place), pa.array(numbered, SCHEMA.field(place).type)))
 
 
 def _keys(rollout: Rollout) -> _Keys:
@@ -107,25 +177,20 @@ def _where(key: Sequence[int], field: str) -> Where:
     return Where(None, int(key[0]) if key[0] >= 0 else None, int(key[1]), int(key[2]), field)
 
 
-def _rows_by_key(rollout: Rollout) -> dict[tuple[int, ...], int]:
-    return {tuple(key): row for row, key in enumerate(_keys(rollout).tolist())}
+def _rows_by_key(rollout: Rollout) -> dict[tuple[int, int, int], int]:
+    return {(step, group, slot): row for row, (step, group, slot) in enumerate(_keys(rollout).tolist())}
 
 
-def _presence(left: Rollout, right: Rollout) -> _Placed:
+def _presence(left: Rollout, right: Rollout) -> _Tally:
     """Whether both arms have the same samples, each once."""
     a, b = _rows_by_key(left), _rows_by_key(right)
     lone = sorted(a.keys() ^ b.keys())
     repeated = len(left) - len(a) + len(right) - len(b)
-    evidence = {"checked": len(a.keys() | b.keys()), "failed": len(lone) + repeated}
     if not lone and not repeated:
-        status = Status.PASS if a else Status.NOT_COMPARED
-        message = f"both arms have the same {quantity(len(a), 'samples')}"
-        return _LAST, _finding("samples", status, message, evidence=evidence)
+        return _Tally(len(a))
     key = lone[0] if lone else (-1, 0, 0)
     has = ("one", "none") if key in a else ("none", "one")
-    message = f"{quantity(len(lone), 'samples')} in one arm only, {repeated} in an arm twice"
-    order = (float(key[0]), 0, key[1], key[2], -1)
-    return order, _finding("samples", Status.FAIL, message, _where(key, "index"), *has, evidence=evidence)
+    return _Tally(len(a.keys() | b.keys()), len(lone) + repeated, 0, _Difference(key, "", *has))
 
 
 def _shared(left: Rollout, right: Rollout) -> tuple[Rollout, Rollout]:
@@ -141,28 +206,22 @@ def _take(rollout: Rollout, rows: Sequence[int]) -> Rollout:
     return Rollout(rollout.table.take(pa.array(rows, pa.int64())))
 
 
-def _column(name: str, order: int, left: Rollout, right: Rollout) -> _Placed:
+def _column(name: str, left: Rollout, right: Rollout) -> _Tally:
     """Compares one column of the samples that both arms have."""
     has_left, has_right = (side.table.column(name).is_valid().to_numpy(zero_copy_only=False) for side in (left, right))
     differs = (has_left != has_right) | (has_left & has_right & _differing(name, left, right))
     compared = int((has_left | has_right).sum())
-    evidence = {"checked": compared, "failed": int(differs.sum()), "not_compared": len(left) - compared}
-    if not compared:
-        return _LAST, _finding(name, Status.NOT_COMPARED, f"neither arm recorded {name}", evidence=evidence)
     if not differs.any():
-        return _LAST, _finding(
-            name, Status.PASS, f"{name} is equal bit for bit in {quantity(compared, 'samples')}", evidence=evidence
-        )
+        return _Tally(compared, 0, len(left) - compared)
     row = int(np.argmax(differs))
-    key = _keys(left)[row].tolist()
-    a, b = (side.table.column(name)[row].as_py() for side in (left, right))
-    place, expected, observed = _first_entry(a, b)
-    where = _where(key, name)
-    values = f"{short_repr(expected)} in the baseline, {short_repr(observed)} in the experiment"
-    share = f"{int(differs.sum())} of {quantity(compared, 'samples')}"
-    message = f"{name} first differs at {where}{place}: {values} ({share} differ)"
-    finding = _finding(name, Status.FAIL, message, where, expected, observed, evidence=evidence)
-    return (float(key[0]), 0, key[1], key[2], order), finding
+    step, group, slot = _keys(left)[row].tolist()
+    values = (side.table.column(name)[row].as_py() for side in (left, right))
+    return _Tally(
+        compared,
+        int(differs.sum()),
+        len(left) - compared,
+        _Difference((step, group, slot), *_first_entry(*values)),
+    )
 
 
 def _differing(name: str, left: Rollout, right: Rollout) -> npt.NDArray[np.bool_]:
@@ -224,13 +283,20 @@ def _metric(name: str, order: int, steps: Sequence[int], a: _Steps, b: _Steps) -
     wrong = [(step, x, y) for step, x, y in pairs if not _same(x, y)]
     evidence = {"checked": len(pairs), "failed": len(wrong)}
     if not wrong:
-        return _LAST, _finding(
-            name, Status.PASS, f"{name} is equal bit for bit in {quantity(len(pairs), 'steps')}", evidence=evidence
-        )
+        template = "{metric} is equal bit for bit in {steps}"
+        message = Message(template, metric=name, steps=quantity(len(pairs), "steps"))
+        return _LAST, _finding(name, Status.PASS, message, evidence=evidence)
     step, x, y = wrong[0]
     where = Where(None, step, None, None, name)
-    message = f"{name} first differs at step {step}: {x!r} in the baseline, {y!r} in the experiment"
-    message += f" ({len(wrong)} of {quantity(len(pairs), 'steps')} differ)"
+    message = Message(
+        "{metric} first differs: {expected} in the baseline, {observed} in the experiment ({differing} of {steps} "
+        "differ)",
+        metric=name,
+        expected=short_repr(x),
+        observed=short_repr(y),
+        differing=len(wrong),
+        steps=quantity(len(pairs), "steps"),
+    )
     return (float(step), 1, 0, 0, order), _finding(name, Status.FAIL, message, where, x, y, evidence=evidence)
 
 
