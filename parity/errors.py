@@ -17,9 +17,22 @@ and the numbers.
 
 from __future__ import annotations
 
+from parity.shown import shown
+
 
 class ParityError(Exception):
-    """Base of every error that this package raises on purpose."""
+    """Base of every error that this package raises on purpose.
+
+    Args:
+        message: One sentence; what it quotes can neither forge a line of its own nor hold a secret.
+        details: Further lines, each under it.
+    """
+
+    def __init__(self, message: object, *details: object) -> None:
+        super().__init__(message, *details)
+
+    def __str__(self) -> str:
+        return "\n  ".join(map(shown, self.args))
 
 
 class UsageError(ParityError):

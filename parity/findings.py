@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from pathlib import PurePath
 from typing import Any
+
+from parity.shown import shown
 
 
 class Message(str):
@@ -21,7 +24,8 @@ class Message(str):
     values: Mapping[str, object]
 
     def __new__(cls, template: str, /, **values: object) -> Message:
-        """The message of a template in the form of `str.format`."""
+        """The message of a template in the form of `str.format`; texts among the values as they may be shown."""
+        values = {name: _shown_value(value) for name, value in values.items()}
         message = super().__new__(cls, template.format(**values))
         message.template = template
         message.values = values
@@ -37,6 +41,11 @@ class Message(str):
             for name, value in self.values.items()
         }
         return catalogue(self.template).format(**values)
+
+
+def _shown_value(value: object) -> object:
+    quoted = isinstance(value, (str, PurePath)) and not isinstance(value, (Message, Enum))
+    return shown(value) if quoted else value
 
 
 def listed(parts: Iterable[str], separator: str = ", ") -> Message:

@@ -32,6 +32,7 @@ from parity.records.experiment import LIST_TWIN, ExperimentConfig, Pair, plan_pa
 from parity.records.provenance import commit, versions
 from parity.records.samples import Rollout, Sample
 from parity.records.store import RunStore, amend_experiment, create_experiment, exclusive, read_experiment, run_store
+from parity.shown import shown
 from parity.trainer.policy import load_tokenizer
 from parity.trainer.rollouts import REQUEST_RETRIES, RolloutResult, generate_rollout
 from parity.trainer.tasks import Task, get_task
@@ -248,9 +249,12 @@ async def _run_pair(
                 run.finished += 1
                 run.peak_memory = max(run.peak_memory, _memory())
                 yield run, metrics, time.monotonic() - began
-    except ParityError as error:
-        for run in runs:
-            _end_run(run, "abort", "failed", message=str(error)[:500])
+    except BaseException as error:
+        failed = isinstance(error, Exception)  # else by Ctrl-C, SIGTERM or SIGHUP
+        message = shown(error)[:500] if failed else "interrupted by a signal"
+        with suppress(OSError):  # of a full disk, which is what `error` is then
+            for run in runs:
+                _end_run(run, "abort", "failed" if failed else "interrupted", message=message)
         raise
     for run in runs:
         _end_run(run, "end", "completed")

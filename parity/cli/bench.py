@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import shlex
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
-from parity.cli.shared import SeveralValues, given_options, new_directory
+from parity.cli.shared import SeveralValues, command_line, given_options, new_directory
 from parity.errors import EngineError, UsageError
 
 if TYPE_CHECKING:
@@ -146,7 +145,7 @@ def bench(
     sources = open_sources(counts)
     directory = out or new_directory("bench-")
     directory.mkdir(parents=True, exist_ok=True)  # what cannot be written is told before it is measured
-    command = shlex.join(["parity", *sys.argv[1:]])
+    command = command_line()
     finished: list[Measurement] = []
     with tempfile.TemporaryDirectory() as scratch, _progress(console, quiet) as (step, starting):
 

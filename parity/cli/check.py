@@ -16,7 +16,7 @@ CHECK_EXAMPLES = """\b
 Examples:
   parity check dumps/rollout_data --group-size 8 --temperature 1
   parity check run.samples.jsonl.gz run.exchanges.jsonl.gz --max-new-tokens 4096 --stop-token-ids 151645
-  parity check relax-results/train --group-size 8 --reward my_task:reward --junit parity.xml
+  parity check relax-results/train --group-size 8 --reward my_task.py:reward --junit parity.xml
   parity check parity-out/20260101-120000
   parity check http://127.0.0.1:30000
 """
@@ -30,7 +30,7 @@ CHECK_EXIT_HELP = "Exit code: 0 passed, 1 failed, 2 wrong input (or a file could
 @click.option("--stop-token-ids", type=int, multiple=True, help="A token that ends a response; may be given again.")
 @click.option("--temperature", type=float, help="Sampling temperature, which dumps of hosts do not keep.")
 @click.option(
-    "--reward", metavar="MODULE:FUNCTION", help="Computes the reward of a parity.records.samples.Sample again."
+    "--reward", metavar="FILE.py:FUNCTION", help="Computes the reward of a parity.records.samples.Sample again."
 )
 @click.option(
     "--advantage", type=click.Choice(["grpo", "grpo_no_std", "rloo"]), help="The trainer's formula, computed again."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from parity.cli.shared import (
     EXIT_CODES,
     EXIT_HELP,
     SeveralValues,
+    command_line,
     counting,
     language_option,
     new_directory,
@@ -111,7 +111,7 @@ def compare(
             for source in sources:
                 runs[side] += read_runs(source, known, "experiment" if side == "experiment" else "baseline")
                 watcher(sum(map(len, runs.values())), total, source)
-    facts = {"commands": [shlex.join(["parity", *sys.argv[1:]])], "versions": versions()}
+    facts = {"commands": [command_line()], "versions": versions()}
     report = compare_runs(runs["baseline"], runs["experiment"], runs["history"], question, facts)
     directory = (out or new_directory()) / "report"
     files = write_report(report, directory, language=language)

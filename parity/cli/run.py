@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,6 +16,7 @@ from parity.cli.shared import (
     EXIT_HELP,
     arm_options,
     cache_directory,
+    command_line,
     conclude,
     fleet_options,
     given_options,
@@ -132,7 +131,7 @@ def run(
         run_experiment(
             config,
             directory,
-            command=shlex.join(["parity", *sys.argv[1:]]),
+            command=command_line(),
             watcher=Watcher(step, note),
             cache=cache_directory(),
             resume=resume,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from parity.cli.shared import (
     EXIT_HELP,
     arm_options,
     cache_directory,
+    command_line,
     fleet_options,
     given_options,
     interruptible,
@@ -32,7 +32,7 @@ SAMPLE_EXAMPLES = """\b
 Examples:
   parity sample --baseline --experiment native
   parity sample --engine http://127.0.0.1:30000 --prompts train.jsonl --max-new-tokens 1024 \\
-                --reward my_task:reward --margin reward=0.02
+                --reward my_task.py:reward --margin reward=0.02
   parity sample --engine sglang --fixed 256
   parity sample --workers 2 --router round_robin
   parity sample --out parity-out/sample-1 --resume --max-groups 8192
@@ -59,7 +59,7 @@ Examples:
 @click.option("--prompts", type=click.Path(dir_okay=False, exists=True), help="JSON lines or Parquet with prompts.")
 @click.option("--prompt-key", help="Their field. Default: prompt, input_ids or text; chat templates are not applied.")
 @click.option(
-    "--reward", metavar="MODULE:FUNCTION", help="Reward of a parity.records.samples.Sample; its row is extra."
+    "--reward", metavar="FILE.py:FUNCTION", help="Reward of a parity.records.samples.Sample; its row is extra."
 )
 @click.option("--reward-range", type=float, nargs=2, default=(0.0, 1.0), show_default=True, help="Where rewards lie.")
 @click.option("--group-size", type=int, default=8, show_default=True, help="Samples a prompt in each arm.")
@@ -101,7 +101,7 @@ def sample(context: click.Context, /, out: Path | None, resume: bool, as_json: b
         raise UsageError("--resume needs --out: the directory of the samples to go on with")
     directory = out or new_directory("sample-")
     console = Console(stderr=as_json, highlight=False)
-    command = shlex.join(["parity", *sys.argv[1:]])
+    command = command_line()
     with interruptible("sample", directory), _watching(console, quiet) as (block, note):
         note(f"samples and exchanges: {directory}")
         from parity.commands.question import check_sampling

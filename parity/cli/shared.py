@@ -17,18 +17,18 @@ from click.shell_completion import CompletionItem
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from parity.errors import EngineError, UsageError
+from parity.cli.ending import describe_error, exit_of_signal
+from parity.errors import EngineError, InputError, ParityError, UsageError
 from parity.findings import Verdict
 from parity.records.experiment import ARMS
 from parity.report.trackers import Targets, check_installed, publish
 from parity.report.words import LANGUAGES, Language, speaker
+from parity.shown import shown
 
 if TYPE_CHECKING:
     from parity.report.document import Report  # imports scipy, which takes seconds
 
 EXIT_CODES = {Verdict.PARITY: 0, Verdict.DIFFERENT: 1, Verdict.INCONCLUSIVE: 3}
-EXIT_ERROR = 2
-EXIT_INTERRUPTED = 130
 EXIT_HELP = "Exit code: 0 parity, 1 different, 2 wrong input or command, 3 inconclusive."
 NO_TARGETS = Targets()
 SEVERAL = ("--baseline", "--counts", "--experiment", "--history", "--mode", "--router")
@@ -220,17 +220,25 @@ def new_directory(prefix: str = "") -> Path:
 
 @contextmanager
 def interruptible(command: str, directory: Path) -> Iterator[None]:
-    """Ends on Ctrl-C, and where an engine failed for good, with the command that goes on from what is on disk."""
+    """Ends on a signal, and on whatever fails, with the command that goes on from what is on disk."""
     again = f"go on with: parity {command} --out {shlex.quote(str(directory))} --resume"
     try:
         yield
     except KeyboardInterrupt:
-        click.echo(
-            f"\ninterrupted; {again}" if directory.exists() else "\ninterrupted before anything was done", err=True
-        )
-        sys.exit(EXIT_INTERRUPTED)
+        done = directory.exists()
+        click.echo(f"\ninterrupted; {shown(again)}" if done else "\ninterrupted before anything was done", err=True)
+        sys.exit(exit_of_signal())
+    except (UsageError, InputError, ModuleNotFoundError):
+        raise
     except EngineError as error:
-        raise EngineError(f"{error}\nwhat was done is kept; once the engine is well, {again}") from error
+        raise EngineError(*error.args, f"what was done is kept; once the engine is well, {again}") from error
+    except Exception as error:
+        raise ParityError(describe_error(error), f"what was done is kept; {again}") from error
+
+
+def command_line() -> str:
+    """The command line as a record keeps it: without secrets, and on one line."""
+    return shown(shlex.join(["parity", *sys.argv[1:]]))
 
 
 def parse_pairs(option: str, texts: Iterable[str]) -> dict[str, str]:

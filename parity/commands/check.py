@@ -6,12 +6,14 @@ any, against its samples. Samples stream through the rules a part at a time, exc
 
 from __future__ import annotations
 
-import importlib
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pyarrow as pa
@@ -252,25 +254,36 @@ def _exchanges(sources: Sequence[Source], reading: _Reading, counted: bool = Fal
 
 
 def reward_function(name: str) -> Callable[[Sample], float]:
-    """The function ``module:function``, found from the working directory too, of one sample to its reward.
+    """The function ``module:function`` of what is installed, or ``FILE.py:function``, of one sample to its reward.
 
     Raises:
         UsageError: There is no such function; or later, when it fails on a sample.
     """
-    module, _, attribute = name.partition(":")
-    sys.path.insert(0, "")
+    module, _, attribute = name.rpartition(":")
     try:
-        function = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise UsageError(f"--reward {name}: no such function (module:function is expected): {error}") from error
-    finally:
-        sys.path.remove("")
+        function = getattr(_module_of_file(Path(module)) if module.endswith(".py") else import_module(module), attribute)
+    except Exception as error:  # the user's own code may raise anything
+        reason = f"{type(error).__name__}: {error}"
+        raise UsageError(
+            f"--reward {name}: no such function ({reason}); expected MODULE:FUNCTION of a module that is installed, or "
+            "./FILE.py:FUNCTION"
+        ) from error
 
     def reward(sample: Sample) -> float:
         try:
             return float(function(sample))
-        except Exception as error:  # the user's own code may raise anything
+        except Exception as error:
             place = f"rollout {sample.rollout_id}, group {sample.group_index}, slot {sample.index}"
             raise UsageError(f"--reward {name} fails at {place}: {type(error).__name__}: {error}") from error
 
     return reward
+
+
+def _module_of_file(path: Path) -> ModuleType:
+    spec = spec_from_file_location(f"reward_of_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is no Python file")
+    module = module_from_spec(spec)
+    sys.modules[spec.name] = module  # where its own dataclasses look for it
+    spec.loader.exec_module(module)
+    return module

@@ -28,7 +28,7 @@ from parity.sources.json_lines import read_appended
 from parity.stats import TRAJECTORY_MARGINS, DrawnGroup, GroupBounds, Trajectory, drawn_groups, trajectory_findings
 
 POLL_SECONDS = 1.0
-_ENDED = ("completed", "failed")
+_ENDED = ("completed", "failed", "interrupted")
 ANSWERED = "groups_answered"
 """The check that a group fails while its samples are not scored."""
 _SAMPLES, _EXCHANGES = "rollout.samples.jsonl", "rollout.exchanges.jsonl"

@@ -232,8 +232,8 @@ class EngineProcess:
         return [line for line in text.splitlines() if line.strip()][-lines:]
 
     def _error(self, what: str) -> EngineError:
-        tail = "\n  ".join(line[:300] for line in self.log_tail())
-        return EngineError(f"engine {self.engine_id} {what}; the end of {self.log_path}:\n  {tail}")
+        tail = [line[:300] for line in self.log_tail()]
+        return EngineError(f"engine {self.engine_id} {what}; the end of {self.log_path}:", *tail)
 
 
 def reserve_port(port: int = 0) -> socket.socket:

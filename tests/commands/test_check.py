@@ -250,16 +250,16 @@ def test_rewards_are_computed_again_by_a_function_of_the_users(
     monkeypatch.chdir(tmp_path)
     samples = valid_samples(n=N)
     path = write_format("relax", tmp_path, samples, N)
-    assert check(path, "--reward", "own_reward_of_test:even")[0] == 0
+    assert check(path, "--reward", "own_reward_of_test.py:even")[0] == 0
     samples[3].reward = 1 - (samples[3].reward or 0)
     write_format("relax", tmp_path, samples, N)
-    code, out, _ = check(path, "--reward", "own_reward_of_test:even")
+    code, out, _ = check(path, "--reward", "own_reward_of_test.py:even")
     assert code == 1
     assert "reward_recomputed" in out
-    code, _, err = check(path, "--reward", "own_reward_of_test:broken")
+    code, _, err = check(path, "--reward", "own_reward_of_test.py:broken")
     assert (code, err.count("\n")) == (2, 1)
     assert "fails at rollout 0, group 0, slot 0: ZeroDivisionError" in err
-    for name in ("own_reward_of_test:none", "no_such_module:f", "own_reward_of_test"):
+    for name in ("own_reward_of_test.py:none", "no_such_module:f", "own_reward_of_test:even", "own_reward_of_test"):
         code, _, err = check(path, "--reward", name)
         assert code == 2
         assert f"--reward {name}: no such function" in err

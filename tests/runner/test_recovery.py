@@ -58,16 +58,24 @@ def test_killed_runners_resume_to_the_same_curves(
     assert any(event["event"] == "resume" for store in stores(out) for event in store.events())
 
 
-def test_an_interrupt_says_how_to_go_on(parity: Parity, finished_twin: tuple[Path, str], tmp_path: Path) -> None:
+def test_a_signal_leaves_the_truth_on_disk_and_says_how_to_go_on(
+    parity: Parity, finished_twin: tuple[Path, str], tmp_path: Path
+) -> None:
     out = tmp_path / "out"
-    process = parity("run", *TWIN, "--out", out)
-    wait_for_steps(out, 2)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert f"parity run --out {out} --resume" in errors
-    assert "Traceback" not in errors
-    process = parity("run", "--out", out, "--resume")
+    command = ["run", *TWIN, "--out", out]
+    for steps, number in ((2, signal.SIGTERM), (4, signal.SIGINT)):
+        process = parity(*command)
+        wait_for_steps(out, steps)
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == 128 + number
+        assert f"parity run --out {out} --resume" in errors
+        assert "Traceback" not in errors
+        started = [store for store in stores(out) if store.events()]
+        assert {store.outcome()["status"] for store in started} == {"interrupted"}
+        assert {store.events()[-1]["event"] for store in started} == {"abort"}
+        command = ["run", "--out", out, "--resume"]
+    process = parity(*command)
     assert process.wait(timeout=500) == 0
     process.communicate()
     assert_same_curves(out, finished_twin[0])
