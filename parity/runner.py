@@ -24,7 +24,7 @@ from parity.engines.designs import LIST_TWIN_REACH, choose_designs
 from parity.engines.detection import detect_determinism
 from parity.engines.replaying import replaying_post
 from parity.engines.router import engine_words
-from parity.errors import EngineError, EngineUnavailable, InputError, ParityError, TrainingError, UsageError
+from parity.errors import EngineError, EngineUnavailable, InputError, TrainingError, UsageError
 from parity.faults import AfterScoring, planting
 from parity.metrics import balance_metrics, rollout_metrics
 from parity.records.exchanges import Exchange

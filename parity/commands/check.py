@@ -261,7 +261,8 @@ def reward_function(name: str) -> Callable[[Sample], float]:
     """
     module, _, attribute = name.rpartition(":")
     try:
-        function = getattr(_module_of_file(Path(module)) if module.endswith(".py") else import_module(module), attribute)
+        source = _module_of_file(Path(module)) if module.endswith(".py") else import_module(module)
+        function = getattr(source, attribute)
     except Exception as error:  # the user's own code may raise anything
         reason = f"{type(error).__name__}: {error}"
         raise UsageError(
