@@ -1,12 +1,13 @@
-"""The self-test: every fault is planted, and must be caught by the check named for it and by no other.
+"""The self-test: plants every fault, which the check named for it must catch and no other, and shows every control.
 
-A statistical test has a rate of false alarms by design; its controls use seeds that are given, so that the self-test
-says the same at every call.
+Statistical tests raise false alarms at a known rate, so every trial has its own fixed seed: the outcome is the same at
+every call.
 """
 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
@@ -15,32 +16,29 @@ from typing import Any
 import numpy as np
 
 from parity.contract_checks import check_samples
-from parity.faults import CONTROLS, FAULTS, Control, Fault, Kind, name_of
+from parity.faults import CONTROLS, FAULTS, Control, Fault, name_of
 from parity.faults.clean import RULES, clean_prompts, clean_rollout
-from parity.faults.scenes import DRAWS
 from parity.findings import Finding, Status, quantity
 
 SEED = 2026
 CLEAN_RUNS, CLEAN_STEPS, CLEAN_GROUPS = 200, 4, 16
-SMALLEST_DRAW = 64
-"""Groups that the tests of sampling are tried with first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What became of one fault.
+    """The outcome of one fault.
 
     Attributes:
         fault: Its name.
-        level: The level that must catch it.
-        check: The check that must.
-        place: Where it was planted.
-        origin: Where it happened.
-        caught: That check failed, at a scene of at most the size stated.
-        after: The smallest size tried at which it did, or None.
+        level: The level of the check that must catch it, ``L0`` to ``L4``.
+        check: That check.
+        place: Where the fault was planted.
+        origin: The public report of the bug.
+        caught: The check failed in a scene of at most the size stated.
+        after: The smallest size tried at which it failed, or None.
         unit: What sizes count: groups, steps or runs.
-        message: What the check says.
-        unexpected: Checks that failed and should not.
+        message: The finding's message.
+        unexpected: Other checks that failed and are not the fault's companions.
         seconds: Time of all its trials.
     """
 
@@ -64,7 +62,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class ControlTrial:
-    """What became of one control: the checks that failed, with what they say, where none may."""
+    """The outcome of one control: the checks that failed, with their messages; none may."""
 
     control: str
     description: str
@@ -79,7 +77,7 @@ class ControlTrial:
 
 @dataclass(frozen=True, slots=True)
 class CleanTrial:
-    """False alarms of the rules over samples, in runs that have no fault."""
+    """False alarms of the checks of samples in runs without a fault, by check."""
 
     runs: int
     groups: int
@@ -120,10 +118,10 @@ class SelfTest:
 
 
 def run_selftest(progress: Callable[[int, int], None]) -> SelfTest:
-    """Plants every fault, shows every control, and looks for false alarms in clean runs.
+    """Plants every fault, shows every control, and counts false alarms in clean runs.
 
     Args:
-        progress: Called with the number of trials done and of all.
+        progress: Called with the number of trials done and their total.
     """
     total = len(FAULTS) + len(CONTROLS) + 1
     done = iter(range(1, total + 1))
@@ -133,8 +131,8 @@ def run_selftest(progress: Callable[[int, int], None]) -> SelfTest:
             yield trial
             progress(next(done), total)
 
-    faults = tuple(counted(try_fault(fault) for fault in FAULTS.values()))
-    controls = tuple(counted(try_control(control) for control in CONTROLS))
+    faults = tuple(counted(map(try_fault, FAULTS.values())))
+    controls = tuple(counted(map(try_control, CONTROLS)))
     (clean,) = counted([try_clean(CLEAN_RUNS)])
     return SelfTest(faults, controls, clean)
 
@@ -143,16 +141,8 @@ def _rng(name: str, *numbers: int) -> np.random.Generator:
     return np.random.default_rng([SEED, *name.encode(), *numbers])
 
 
-def _sizes(kind: Kind, most: int) -> list[int]:
-    """Sizes of scenes to try: doubling up to the one stated."""
-    sizes = [SMALLEST_DRAW if kind is DRAWS else 1]
-    while sizes[-1] < most:
-        sizes.append(min(2 * sizes[-1], most))
-    return sizes
-
-
 def _failures(findings: Iterable[Finding]) -> dict[str, Finding]:
-    """The first failing finding of each check, warnings included, in the order found."""
+    """The first failing finding of each check, warnings included."""
     failed: dict[str, Finding] = {}
     for finding in findings:
         if finding.status is Status.FAIL:
@@ -160,25 +150,23 @@ def _failures(findings: Iterable[Finding]) -> dict[str, Finding]:
     return failed
 
 
-def unexpected_checks(fault: Fault, failed: Iterable[str]) -> tuple[str, ...]:
-    """The failed checks that are neither the fault's own nor among its companions."""
-    allowed = (fault.check, *fault.companions)
-    return tuple(name for name in failed if not any(fnmatchcase(name, pattern) for pattern in allowed))
-
-
 def try_fault(fault: Fault) -> Trial:
-    """Plants a fault in scenes of growing size until its check fails."""
+    """Plants a fault in scenes of growing size, doubled up to the one stated, until its check fails."""
     started = time.perf_counter()
-    found, after, failed = None, None, dict[str, Finding]()
-    for size in _sizes(fault.kind, fault.units):
-        scene = _planted(fault, size)
-        if scene is None:
-            continue
-        failed = _failures(fault.kind.judge(scene))
-        found = failed.get(fault.check)
-        if found is not None and found.level is fault.level:
+    after, size = None, fault.kind.smallest
+    failed: dict[str, Finding] = {}
+    while after is None and size <= fault.units:
+        scene = fault.kind.build(_rng(fault.name, size), size)
+        try:
+            fault.plant(scene)
+        except (IndexError, ValueError):
+            failed = {}  # the scene is too small for this fault
+        else:
+            failed = _failures(fault.kind.judge(scene))
+        if fault.check in failed and failed[fault.check].level is fault.level:
             after = size
-            break
+        size = size * 2 if size == fault.units else min(size * 2, fault.units)
+    allowed = (fault.check, *fault.companions)
     return Trial(
         fault=fault.name,
         level=fault.level.rung,
@@ -188,58 +176,46 @@ def try_fault(fault: Fault) -> Trial:
         caught=after is not None,
         after=after,
         unit=fault.kind.unit,
-        message=found.message if found else "",
-        unexpected=unexpected_checks(fault, failed),
+        message=failed[fault.check].message if fault.check in failed else "",
+        unexpected=tuple(name for name in failed if not any(fnmatchcase(name, pattern) for pattern in allowed)),
         seconds=time.perf_counter() - started,
     )
 
 
-def _planted(fault: Fault, size: int) -> Any:
-    """A scene with the fault in it, or None where it is too small to hold it."""
-    scene = fault.kind.build(_rng(fault.name, size), size)
-    try:
-        fault.plant(scene)
-    except (IndexError, ValueError):
-        return None
-    return scene
-
-
 def try_control(control: Control) -> ControlTrial:
-    """Shows a control to all checks of its scene."""
+    """Judges a control by every check of its scene."""
     started = time.perf_counter()
     scene = control.kind.build(_rng(control.name), control.units)
     control.plant(scene)
-    failed = _failures(control.kind.judge(scene))
-    alarms = {name: finding.message for name, finding in failed.items()}
+    alarms = {name: finding.message for name, finding in _failures(control.kind.judge(scene)).items()}
     return ControlTrial(control.name, control.description, alarms, time.perf_counter() - started)
 
 
 def try_clean(runs: int) -> CleanTrial:
-    """Counts false alarms of the rules over samples in runs without a fault, each 4 steps of 16 groups of 8."""
+    """Counts false alarms of the checks of samples in runs without a fault, each 4 steps of 16 groups of 8."""
     started = time.perf_counter()
-    alarms: dict[str, int] = {}
+    alarms: Counter[str] = Counter()
     samples = 0
     for run in range(runs):
         rng = _rng("clean", run)
         rollout = clean_rollout(rng, clean_prompts(rng, CLEAN_STEPS * CLEAN_GROUPS, media=True), steps=CLEAN_STEPS)
         samples += len(rollout)
-        for name in _failures(check_samples(rollout, RULES)):
-            alarms[name] = alarms.get(name, 0) + 1
+        alarms.update(_failures(check_samples(rollout, RULES)).keys())
     groups = runs * CLEAN_STEPS * CLEAN_GROUPS
     return CleanTrial(runs, groups, samples, alarms, time.perf_counter() - started)
 
 
 def table(result: SelfTest) -> str:
-    """The result as plain text: one line a fault, then controls, and the summary."""
-    rows = [("level", "fault", "planted in", "caught by", "after", "seconds", "")]
+    """The result as plain text: one line for each fault and control, then the summary."""
+    faults = [("level", "fault", "planted in", "caught by", "after", "seconds", "")]
     for trial in result.faults:
         after = f"{trial.after} {trial.unit}" if trial.after else "not caught"
-        rows.append((trial.level, trial.fault, trial.place, trial.check, after, f"{trial.seconds:.2f}", _mark(trial)))
-    controls = [("control", "what it is", "", "", "", "seconds", "")]
+        place = (trial.level, trial.fault, trial.place, trial.check)
+        faults.append((*place, after, f"{trial.seconds:.2f}", _mark(trial)))
+    controls = [("control", "what it is", "seconds", "")]
     for control in result.controls:
-        seconds = f"{control.seconds:.2f}"
-        controls.append((control.control, control.description, "", "", "", seconds, _mark(control)))
-    return "\n".join([*_aligned(rows), "", *_aligned(controls), "", summary(result)])
+        controls.append((control.control, control.description, f"{control.seconds:.2f}", _mark(control)))
+    return "\n".join([*_aligned(faults), "", *_aligned(controls), "", summary(result)])
 
 
 def summary(result: SelfTest) -> str:
@@ -264,16 +240,14 @@ def summary(result: SelfTest) -> str:
 
 def _mark(trial: Trial | ControlTrial) -> str:
     """What is wrong with a trial; empty if nothing is."""
-    if isinstance(trial, ControlTrial):
-        return f"ALARM {', '.join(trial.alarms)}" if trial.alarms else ""
     if trial.passed:
         return ""
+    if isinstance(trial, ControlTrial):
+        return f"ALARM {', '.join(trial.alarms)}"
     return f"ALSO {', '.join(trial.unexpected)}" if trial.caught else "MISSED"
 
 
-def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
+def _aligned(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
     """Rows in columns as wide as their widest entry."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True) if width).rstrip() for row in rows
-    ]
+    return ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)

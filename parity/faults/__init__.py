@@ -1,31 +1,114 @@
-"""Named faults: planted defects, each taken from a real bug, that show whether the checks would notice."""
+"""Named faults, each taken from a real bug, and controls that look like faults: what the checks are tried with.
+
+`faults.csv` and `controls.csv` say what each is and which check must catch it; the modules beside them hold, by name,
+the operation that plants it in a scene. No check lives here.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import csv
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib import resources
 
 from parity.errors import UsageError
-from parity.faults import curves, rollout, trainer, wire
-from parity.faults.controls import CONTROLS
-from parity.faults.scenes import Control, Fault, Kind, Scene, name_of
+from parity.faults import control_plants, curve_faults, exchange_faults, sample_faults
+from parity.faults.edits import Plant
+from parity.faults.scenes import KINDS, Kind, Scene, name_of
+from parity.findings import Level
 from parity.records.samples import Sample
 
-__all__ = [
-    "CONTROLS",
-    "FAULTS",
-    "AfterScoring",
-    "Control",
-    "Fault",
-    "Kind",
-    "name_of",
-    "parse_plant",
-    "planting",
-]
+__all__ = ["CONTROLS", "FAULTS", "AfterScoring", "Control", "Fault", "Kind", "name_of", "parse_plant", "planting"]
 
 AfterScoring = Callable[[int, list[Sample]], None]
-"""What the trainer calls with a step and its samples, after rewards are set and before advantages."""
+"""Called by the trainer with a step and its samples, after rewards are set and before advantages."""
 
-FAULTS = {fault.name: fault for fault in (*wire.FAULTS, *rollout.FAULTS, *trainer.FAULTS, *curves.FAULTS)}
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A planted defect, and the check that must catch it.
+
+    Attributes:
+        name: Its name; `parity run --plant` takes it if `in_run`.
+        kind: The kind of scene that it is planted in.
+        plant: Changes a scene without faults in place.
+        units: Size of a scene (groups, steps, runs) in which the check must catch it.
+        level: The check's level.
+        check: The check that must fail, as `name_of` names it.
+        companions: Patterns of other checks that may fail too, because the same defect breaks their rule.
+        place: Where it occurs: engine, router, patch, host, trainer or tracker.
+        in_run: It can be planted in a training run: it works on any scored samples.
+        origin: The public report of the bug, as ``owner/repository#number``, or ``constructed``.
+        description: What goes wrong.
+    """
+
+    name: str
+    kind: Kind
+    plant: Plant
+    units: int
+    level: Level
+    check: str
+    companions: tuple[str, ...]
+    place: str
+    in_run: bool
+    origin: str
+    description: str
+
+    @property
+    def needs_images(self) -> bool:
+        """Whether it changes nothing unless prompts show images."""
+        return self.name.startswith("media-")
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """Something that looks like a fault but is valid: no check may fail.
+
+    Attributes:
+        name: Its name.
+        kind: The kind of scene that it is shown in.
+        plant: Changes a scene without faults in place.
+        units: Size of the scene.
+        description: What it is, and why it is valid.
+    """
+
+    name: str
+    kind: Kind
+    plant: Plant
+    units: int
+    description: str
+
+
+PLANTS = {
+    **exchange_faults.PLANTS, **sample_faults.PLANTS, **curve_faults.PLANTS, **control_plants.PLANTS,
+}  # fmt: skip
+"""Every operation by name."""
+
+
+def table_rows(table: str) -> Iterator[dict[str, str]]:
+    """The rows of one of the tables beside this module."""
+    text = resources.files(__name__).joinpath(table).read_text(encoding="utf-8")
+    yield from csv.DictReader(text.splitlines(), strict=True)
+
+
+def _operation(row: dict[str, str]) -> Plant:
+    """The operation named in the row, or that of the row's own name."""
+    return PLANTS[row["operation"] or row["name"]]
+
+
+_LEVELS = {level.rung: level for level in Level}
+
+FAULTS = {
+    row["name"]: Fault(
+        row["name"], KINDS[row["scene"]], _operation(row), int(row["size"]), _LEVELS[row["level"]], row["check"],
+        tuple(row["also"].split()), row["place"], row["in_run"] == "yes", row["origin"], row["description"],
+    )
+    for row in table_rows("faults.csv")
+}  # fmt: skip
+CONTROLS = tuple(
+    Control(row["name"], KINDS[row["scene"]], _operation(row), int(row["size"]), row["description"])
+    for row in table_rows("controls.csv")
+)
 
 
 def parse_plant(text: str) -> tuple[Fault, int]:
@@ -37,7 +120,7 @@ def parse_plant(text: str) -> tuple[Fault, int]:
     name, _, step = text.partition("@")
     names = sorted(fault.name for fault in FAULTS.values() if fault.in_run)
     if name not in names or not step.isdecimal():
-        raise UsageError(f"--plant takes NAME@STEP with one of {', '.join(names)}, not {text!r}")
+        raise UsageError(f"--plant takes NAME@STEP with one of {', '.join(names)}, got {text!r}")
     return FAULTS[name], int(step)
 
 

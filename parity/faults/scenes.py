@@ -1,18 +1,20 @@
-"""What a fault is planted in, how that is built sound, and which checks then look at it.
+"""The scenes that faults are planted in: how each is built without a fault, and which checks judge it.
 
-Each scene is what one place of a rollout's life leaves behind: answers on the wire, samples with the requests that
-brought them, a twin of them, a tracker's records, groups drawn at fixed weights, or the curves of whole runs.
+A scene is what one stage of a rollout leaves behind: exchanges, samples with their exchanges, a twin, a tracker's
+metrics, groups sampled at fixed weights or in a mixed run, or the curves of whole runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
+import orjson
+import pyarrow as pa
 
 from parity.contract_checks import (
     Rules,
@@ -27,6 +29,7 @@ from parity.contract_checks import (
 )
 from parity.evidence.replay import compare_twins
 from parity.faults.clean import (
+    CAP,
     MARGINS,
     RULES,
     clean_exchanges,
@@ -42,13 +45,10 @@ from parity.metrics import curves_of_run
 from parity.records.exchanges import Exchange
 from parity.records.samples import Rollout, Sample
 
-Plant = Callable[[Any], object]
-"""Changes a scene in place; what it returns is not looked at."""
-
 
 @dataclass(slots=True)
 class Scene:
-    """One rollout as the experiment's arm left it, and the baseline's, which got the same responses."""
+    """One rollout of the experiment, and the baseline's, which got the same responses."""
 
     samples: list[Sample]
     exchanges: list[Exchange] = field(default_factory=list)
@@ -65,7 +65,7 @@ class Scene:
 
 @dataclass(slots=True)
 class Draws:
-    """Groups that both arms draw at fixed weights from the same prompts."""
+    """Groups that both arms sample from the same prompts at fixed weights."""
 
     rng: np.random.Generator
     prompts: list[list[int]]
@@ -87,17 +87,19 @@ class Kind:
 
     Attributes:
         unit: What a scene's size counts.
-        build: A sound scene of a size.
-        judge: All that is checked in it.
+        build: Makes a scene of a size without a fault.
+        judge: Runs every check that applies to it.
+        smallest: The smallest size that can be judged.
     """
 
     unit: str
     build: Callable[[np.random.Generator, int], Any]
     judge: Callable[[Any], list[Finding]]
+    smallest: int = 1
 
 
 def _varied(samples: Sequence[Sample]) -> bool:
-    """Whether the first group holds what most faults need: stops and cuts, two rewards, responses of several tokens."""
+    """Whether the first group has what most faults need: both finish reasons, both rewards, and several tokens each."""
     first = next(groups_of(samples))
     lengths = [len(sample.output_ids or ()) for sample in first]
     kinds = {(sample.finish_reason, sample.reward) for sample in first}
@@ -105,7 +107,7 @@ def _varied(samples: Sequence[Sample]) -> bool:
 
 
 def build_scene(rng: np.random.Generator, groups: int, *, steps: int = 1, media: bool = False) -> Scene:
-    """A sound native rollout, its exchanges, and its twin by single requests."""
+    """A native rollout, its exchanges, and its twin by single requests."""
     samples: list[Sample] = []
     while not samples or not _varied(samples):
         prompts = clean_prompts(rng, groups * steps, media)
@@ -118,14 +120,14 @@ def build_scene(rng: np.random.Generator, groups: int, *, steps: int = 1, media:
 
 
 def judge_wire(scene: Scene) -> list[Finding]:
-    """All that recorded exchanges alone are held to."""
+    """Every check of recorded exchanges alone."""
     rules = replace(scene.rules, reward=None, advantage=None)
     answers = Rollout.from_samples(samples_of(scene.exchanges))
     return [*check_exchanges(scene.exchanges, rules), *check_samples(answers, rules)]
 
 
 def judge_rollout(scene: Scene) -> list[Finding]:
-    """All that a rollout is held to beside its exchanges and the other arm."""
+    """Every check of a rollout, of its exchanges and of both arms."""
     rollout = Rollout.from_samples(scene.samples)
     return [
         *check_samples(rollout, scene.rules),
@@ -136,7 +138,7 @@ def judge_rollout(scene: Scene) -> list[Finding]:
 
 
 def judge_twin(scene: Scene) -> list[Finding]:
-    """As a rollout, and bit for bit against its twin."""
+    """Every check of a rollout, and a comparison with its twin bit for bit."""
     arms = (Rollout.from_samples(scene.baseline), Rollout.from_samples(scene.samples))
     return [*judge_rollout(scene), *compare_twins(*arms, scene.baseline_records, scene.records)]
 
@@ -149,31 +151,72 @@ def judge_tracker(scene: Scene) -> list[Finding]:
     return check_metrics({step: Rollout.from_samples(rows) for step, rows in steps.items()}, scene.records)
 
 
+ARMS = ("per-sample", "native")
+BLOCK = 32
+"""Groups between two looks of watched sampling."""
+
+
 def build_draws(rng: np.random.Generator, groups: int) -> Draws:
-    """Both arms' sound groups of the same prompts."""
+    """Both arms' groups of the same prompts."""
     prompts = clean_prompts(rng, groups)
-    arms = [clean_rollout(rng, prompts, arm=arm) for arm in ("per-sample", "native")]
-    return Draws(rng, prompts, *arms)
+    return Draws(rng, prompts, *(clean_rollout(rng, prompts, arm=arm) for arm in ARMS))
 
 
 def judge_draws(draws: Draws) -> list[Finding]:
-    """The tests of sampling at fixed weights."""
-    from parity.stats import SAMPLING_MARGINS, sampling_findings  # slow to import, and a run needs no such test
+    """The tests of sampling for a set number of groups."""
+    from parity.stats import SAMPLING_MARGINS, sampling_findings  # slow to import, and training runs need no such test
 
     return sampling_findings(draws.baseline, draws.experiment, SAMPLING_MARGINS, draws.rng)
+
+
+def judge_watched(draws: Draws) -> list[Finding]:
+    """The evidence that `parity sample` watches, after the last block of groups."""
+    from parity.stats import SAMPLING_MARGINS, Evidence  # as above
+
+    evidence = Evidence.start(SAMPLING_MARGINS, max_new_tokens=CAP)
+    for start in range(0, len(draws.prompts), BLOCK):
+        baseline, experiment = (
+            _groups(arm, arm.integers("group_index") // BLOCK == start // BLOCK)
+            for arm in (draws.baseline, draws.experiment)
+        )
+        evidence = evidence.update(baseline, experiment, draws.rng)
+    return evidence.findings()
+
+
+def judge_mixed(policy: str, draws: Draws) -> list[Finding]:
+    """The evidence from inside a run that samples each group in both arms (probe) or in one at random (switchback)."""
+    from parity.stats import GroupBounds, Trajectory, drawn_groups, trajectory_findings  # as above
+
+    in_experiment = draws.rng.random(len(draws.prompts)) < 0.5
+    parts = []
+    for arm, rollout in zip(ARMS, (draws.baseline, draws.experiment), strict=True):
+        assignment = {"assignment": {"policy": policy, "arm": arm, "probability": 0.5}}
+        extra = pa.repeat(orjson.dumps(assignment).decode(), len(rollout))
+        place = rollout.table.column_names.index("extra")
+        assigned = Rollout(rollout.table.set_column(place, rollout.table.schema.field(place), extra))
+        drawn = in_experiment == (arm == ARMS[1])
+        kept = drawn[rollout.integers("group_index")]
+        parts.append(assigned if policy == "probe" else _groups(assigned, kept))
+    groups, _ = drawn_groups(Rollout.concatenate(parts), GroupBounds(max_new_tokens=CAP))
+    ordered = sorted(groups, key=lambda group: group.group_index)
+    return trajectory_findings(Trajectory(policy, ARMS).update(ordered))
+
+
+def _groups(rollout: Rollout, kept: Any) -> Rollout:
+    return Rollout(rollout.table.filter(pa.array(kept)))
 
 
 RUN_STEPS = 60
 
 
 def build_runs(rng: np.random.Generator, runs: int) -> Runs:
-    """Sound runs of 60 steps, as many in each arm."""
+    """Runs of 60 steps, the same number in each arm."""
     baseline, experiment = ([clean_records(rng, RUN_STEPS) for _ in range(runs)] for _ in range(2))
     return Runs(baseline, experiment)
 
 
 def judge_runs(runs: Runs) -> list[Finding]:
-    """Curves by themselves, and those of both arms against each other."""
+    """Every check of curves, and the comparison of both arms'."""
     from parity.stats import collapse_finding, cost_findings, training_findings  # as above
 
     baseline, experiment = (
@@ -189,70 +232,21 @@ def judge_runs(runs: Runs) -> list[Finding]:
     ]
 
 
-WIRE = Kind("groups", build_scene, judge_wire)
-ROLLOUT = Kind("groups", partial(build_scene, media=True), judge_rollout)
-TWIN = Kind("groups", partial(build_scene, media=True), judge_twin)
-TRACKER = Kind("steps", lambda rng, steps: build_scene(rng, 2, steps=steps), judge_tracker)
-DRAWS = Kind("groups", build_draws, judge_draws)
-RUNS = Kind("runs", build_runs, judge_runs)
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """A planted defect, and what must notice it.
-
-    Attributes:
-        name: Its name, by which `parity run --plant` knows it too if `in_run`.
-        origin: Where it happened: a repository and number, or the analysis that names it.
-        place: Where it is planted: engine, router, patch, host, trainer or tracker.
-        description: What goes wrong.
-        kind: The scene it is planted in.
-        plant: Changes a sound scene in place.
-        check: The check that must fail, as `name_of` names it.
-        level: That check's level.
-        units: Size of a scene (groups, steps, runs) that suffices to catch it.
-        companions: Patterns of other checks that may fail with it, because the same defect breaks their rule too.
-        in_run: It may be planted in a training run: it works on any scored samples.
-    """
-
-    name: str
-    origin: str
-    place: str
-    description: str
-    kind: Kind
-    plant: Plant
-    check: str
-    level: Level = Level.CONTRACT
-    units: int = 1
-    companions: tuple[str, ...] = ()
-    in_run: bool = False
-
-    @property
-    def needs_images(self) -> bool:
-        """Whether it changes nothing unless prompts show images."""
-        return self.name.startswith("media-")
-
-
-@dataclass(frozen=True, slots=True)
-class Control:
-    """Something that looks like a fault and is none: no check may fail.
-
-    Attributes:
-        name: Its name.
-        description: What it is, and why it is sound.
-        kind: The scene that it is shown in.
-        plant: Changes a sound scene in place.
-        units: Size of the scene.
-    """
-
-    name: str
-    description: str
-    kind: Kind
-    plant: Plant
-    units: int = 4
+KINDS: Mapping[str, Kind] = {
+    "exchanges": Kind("groups", build_scene, judge_wire),
+    "rollout": Kind("groups", partial(build_scene, media=True), judge_rollout),
+    "twin": Kind("groups", partial(build_scene, media=True), judge_twin),
+    "tracker": Kind("steps", lambda rng, steps: build_scene(rng, 2, steps=steps), judge_tracker),
+    "sampling": Kind("groups", build_draws, judge_draws, 64),
+    "watched": Kind("groups", build_draws, judge_watched, 64),
+    "probe": Kind("groups", build_draws, partial(judge_mixed, "probe"), 64),
+    "switchback": Kind("groups", build_draws, partial(judge_mixed, "switchback"), 64),
+    "runs": Kind("runs", build_runs, judge_runs),
+}
+"""Every kind of scene by its name in the tables of faults and controls."""
 
 
 def name_of(finding: Finding) -> str:
-    """A check's name; statistical tests, which are one a metric, with the metric: ``training_parity:train/loss``."""
-    of_metric = finding.level in (Level.SAMPLING, Level.TRAINING)
+    """A check's name; for statistical tests, one per metric, with the metric: ``training_parity:train/loss``."""
+    of_metric = finding.level in (Level.SAMPLING, Level.TRAINING) and finding.where.field
     return f"{finding.check}:{finding.where.field}" if of_metric else finding.check

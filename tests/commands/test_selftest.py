@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from parity.cli import cli
 from parity.commands import selftest
 from parity.commands.selftest import run_selftest, try_clean, try_control, try_fault
-from parity.faults import CONTROLS, FAULTS, Control
+from parity.faults import CONTROLS, FAULTS
 
 FAULT = FAULTS["length-off-by-one"]
 CONTROL = next(control for control in CONTROLS if control.name == "greedy-clones")
@@ -56,7 +56,7 @@ def test_sizes_grow_until_the_check_fails() -> None:
 
 
 def test_a_control_that_is_blamed_is_an_alarm() -> None:
-    trial = try_control(Control("x", "a fault called sound", FAULT.kind, FAULT.plant))
+    trial = try_control(replace(CONTROL, kind=FAULT.kind, plant=FAULT.plant))
     assert list(trial.alarms) == ["response_length"]
     assert not trial.passed
 

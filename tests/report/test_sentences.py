@@ -20,7 +20,7 @@ from parity.contract_checks import CHECKS, Rules, check_exchanges, check_samples
 from parity.engines.detection import SENTENCES
 from parity.evidence.replay.twins import compare_twins
 from parity.faults import FAULTS
-from parity.faults.scenes import DRAWS
+from parity.faults.scenes import build_draws
 from parity.findings import Finding, Level, Status
 from parity.metrics import curves_of_run
 from parity.records.exchanges import read_exchanges
@@ -66,7 +66,7 @@ def planted(name: str) -> Sequence[Finding]:
 
 @cache
 def of_faults() -> Sequence[Finding]:
-    of_reports = [name for name, fault in FAULTS.items() if fault.kind is not DRAWS]
+    of_reports = [name for name, fault in FAULTS.items() if fault.kind.build is not build_draws]
     return list(chain.from_iterable(map(planted, of_reports)))
 
 

@@ -19,12 +19,12 @@ REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 GENERATED = "<!-- written by tools/docs/reference.py -->"
 CHECK_NAMES = frozenset(check.name for check in CHECKS)
 PLACES = {
-    "engine": "## The engine",
-    "router": "## The router",
-    "patch": "## The patch",
-    "host": "## The host",
-    "trainer": "## The trainer",
-    "tracker": "## The tracker",
+    "engine": "The engine",
+    "router": "The router",
+    "patch": "The patch",
+    "host": "The host",
+    "trainer": "The trainer",
+    "tracker": "The tracker",
 }
 FAMILIES: dict[str, Callable[[str], bool]] = {
     "Exchanges": lambda name: name.startswith("exchange_"),
@@ -62,8 +62,8 @@ def faults_page() -> str:
     controls = [f"- **{control.name}**: {control.description}" for control in CONTROLS]
     return _page(
         "Planted faults",
-        f"`parity selftest` plants these {len(FAULTS)} faults one at a time in sound data. Each must be caught by "
-        "the check named for it, and by none that has nothing to do with it; the "
+        f"`parity selftest` plants these {len(FAULTS)} faults one at a time in data without faults. Each must be "
+        "caught by the check named for it and by no unrelated one; the "
         f"{len(CONTROLS)} [controls](#controls) look like faults and must pass.",
         (
             *(
@@ -95,10 +95,10 @@ def _fault_entry(fault: Fault) -> str:
 
 
 def _origin(origin: str) -> str:
-    """A public thread as a link; a fault that was thought out says so."""
+    """A public thread as a link; other origins as they are."""
     if match := re.fullmatch(r"([\w.-]+/[\w.-]+)#(\d+)", origin):
         return f"[{origin}](https://github.com/{match[1]}/issues/{match[2]})"
-    return "constructed" if origin.startswith("statistics") else origin
+    return origin
 
 
 def cases_page() -> str:
