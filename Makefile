@@ -2,6 +2,7 @@
 # make test    set up and run the tests
 # make bits    run the tests that hold arithmetic to the bit, under each kind of kernel that this processor has
 # make check   lint and types
+# make messages  bring the catalogue of messages up to date, after one was added or translated
 # make docs    write the reference again and build the site, into site/
 # make sglang  set up the real SGLang on the CPU (.venv-sglang, about 3 GB); its tests then run too
 
@@ -11,7 +12,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 SGLANG_INSTALLED := .venv-sglang/.installed
 
-.PHONY: run test bits check docs sglang
+.PHONY: run test bits check messages docs sglang
 
 run: $(INSTALLED)
 	$(BIN)/parity run --baseline --experiment native
@@ -38,6 +39,9 @@ check: $(INSTALLED)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/vulture
+
+messages: $(INSTALLED)
+	$(BIN)/python tools/messages.py
 
 docs: $(INSTALLED)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'

@@ -12,9 +12,9 @@ from parity.shown import shown
 
 
 class Message(str):
-    """A sentence for a person: an English template, which is its id in the catalogues, and the values of its places.
+    """A sentence for a person: a template, which is its id in the catalogues, and the values of its places.
 
-    It is its English text; `translated` says it in another language. Values may be messages themselves.
+    It is its English text; `translated` gives that of another language. Values may be messages themselves.
 
     >>> Message("{failed} of {groups} differ", failed=2, groups=quantity(8, "groups"))
     '2 of 8 groups differ'
@@ -26,16 +26,13 @@ class Message(str):
     def __new__(cls, template: str, /, **values: object) -> Message:
         """The message of a template in the form of `str.format`; texts among the values as they may be shown."""
         values = {name: _shown_value(value) for name, value in values.items()}
-        message = super().__new__(cls, template.format(**values))
-        message.template = template
-        message.values = values
-        return message
+        return _message(template.format(**values), template, values)
 
-    def __getnewargs_ex__(self) -> tuple[tuple[str], Mapping[str, object]]:
-        return (self.template,), self.values
+    def __reduce__(self) -> tuple[Callable[..., Message], tuple[object, ...]]:
+        return _message, (str(self), self.template, self.values)
 
     def translated(self, catalogue: Callable[[str], str]) -> str:
-        """What it says by a catalogue, which gives the template of another language for the English one."""
+        """The text by a catalogue, which gives the template of another language for the English one."""
         values = {
             name: value.translated(catalogue) if isinstance(value, Message) else value
             for name, value in self.values.items()
@@ -48,15 +45,26 @@ def _shown_value(value: object) -> object:
     return shown(value) if quoted else value
 
 
+def _message(text: str, template: str, values: Mapping[str, object]) -> Message:
+    message = str.__new__(Message, text)
+    message.template = template
+    message.values = values
+    return message
+
+
 def listed(parts: Iterable[str], separator: str = ", ") -> Message:
     """Several messages, or other texts, as one."""
     values = {f"part{number}": part for number, part in enumerate(parts)}
-    return Message(separator.join(f"{{{name}}}" for name in values), **values)
+    return Message("{separator}".join(f"{{{name}}}" for name in values), separator=Message(separator), **values)
 
 
 def quantity(number: int, unit: str) -> Message:
-    """A number of units, which are named in the plural: ``1,024 samples``, ``1 sample``."""
-    return Message(f"{{number:,}} {unit if number != 1 else unit.removesuffix('s')}", number=number)
+    """A number of units, which are named in the plural: ``1,024 samples``, ``1 sample``.
+
+    Its template, ``{number:,} samples``, is that of any number.
+    """
+    text = f"{number:,} {unit if number != 1 else unit.removesuffix('s')}"
+    return _message(text, f"{{number:,}} {unit}", {"number": number})
 
 
 class Level(str, Enum):
@@ -73,6 +81,11 @@ class Level(str, Enum):
         """The short name, ``L0`` to ``L4``."""
         return f"L{list(Level).index(self)}"
 
+    @property
+    def word(self) -> Message:
+        """Its name as a message."""
+        return Message(self.value)
+
 
 class Status(str, Enum):
     """What one check or test found."""
@@ -81,6 +94,11 @@ class Status(str, Enum):
     FAIL = "fail"
     INCONCLUSIVE = "inconclusive"
     NOT_COMPARED = "not_compared"
+
+    @property
+    def words(self) -> Message:
+        """Its name as a message."""
+        return Message(self.value.replace("_", " "))
 
 
 class Severity(str, Enum):
@@ -124,9 +142,20 @@ class Where:
         parts = {name: getattr(self, name) for name in self.__slots__}
         return {name: value for name, value in parts.items() if value is not None}
 
+    @property
+    def words(self) -> Message:
+        """The parts that are known as a message: ``step 3, group 0, slot 1``."""
+        parts = {
+            "run": Message("run {run}", run=self.run),
+            "rollout_id": Message("step {step}", step=self.rollout_id),
+            "group_index": Message("group {group}", group=self.group_index),
+            "index": Message("slot {slot}", slot=self.index),
+            "field": Message("field {field}", field=self.field),
+        }
+        return listed(parts[name] for name in self.to_json())
+
     def __str__(self) -> str:
-        names = {"run": "run", "rollout_id": "step", "group_index": "group", "index": "slot", "field": "field"}
-        return ", ".join(f"{names[key]} {value}" for key, value in self.to_json().items())
+        return str(self.words)
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,9 +261,14 @@ def judge(findings: Sequence[Finding]) -> Judgement:
                 "{compared} of {findings} compared", compared=compared, findings=quantity(len(of_level), "findings")
             )
         )
-        found = status[level].value.replace("_", " ")
         reasons.append(
-            Message("{rung}: {status} ({detail})", rung=f"{level.rung} {level.value}", status=found, detail=detail)
+            Message(
+                "{rung} {level}: {status} ({detail})",
+                rung=level.rung,
+                level=level.word,
+                status=status[level].words,
+                detail=detail,
+            )
         )
     if Status.FAIL in status.values():
         return Judgement(Verdict.DIFFERENT, reasons)

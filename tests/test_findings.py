@@ -99,4 +99,4 @@ def test_a_message_is_its_english_text_and_says_the_same_by_a_catalogue() -> Non
 def test_several_messages_are_listed_as_one() -> None:
     several = listed([quantity(1, "runs"), "a {brace}"], "; ")
     assert several == "1 run; a {brace}"
-    assert several.translated(lambda text: text.replace("run", "次")) == "1 次; a {brace}"
+    assert several.translated(lambda text: text.replace("runs", "次").replace("; ", " / ")) == "1 次 / a {brace}"

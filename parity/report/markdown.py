@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import orjson
 
-from parity.findings import Finding, Level, Status
+from parity.findings import Finding, Level, Status, quantity
 from parity.report import text
 from parity.report.data import plain
 from parity.report.document import Report
@@ -120,8 +120,8 @@ def _ladder(report: Report, say: Say) -> str:
         )
         for rung in report.ladder
     ]
-    columns = ("level", "question", "status", "findings compared", "strongest finding")
-    return _table([say(column) for column in columns], rows)
+    columns = (say("level"), say("question"), say("status"), say("findings compared"), say("strongest finding"))
+    return _table(columns, rows)
 
 
 def _failed(report: Report, say: Say) -> list[str]:
@@ -135,16 +135,16 @@ def _performance(report: Report, say: Say) -> list[str]:
     measured = [finding for finding in report.findings if finding.level is Level.COST]
     table = _table([escape(column) for column in columns], [text.cost_cells(row, say) for row in report.cost])
     said = [f"{text.found(finding, say)}{say(', ')}{text.said(finding, say)}" for finding in measured]
-    note = (
+    note = say(
         "Values are means a step of every pair that an engine answered, the twin's too; times and speeds leave out the "
         "first steps of each run as warm-up, and their ratio is the mean over interleaved steps of the log ratio."
     )
     if report.compared_design == "recorded":
-        note = (
+        note = say(
             "Values are one number a run, the geometric mean over the steps that all runs have without the first ones, "
             "averaged over runs; ratio and interval are between runs, which were not interleaved."
         )
-    return [table, say(note), _list(said, say) or say("No cost was tested.")]
+    return [table, note, _list(said, say) or say("No cost was tested.")]
 
 
 def _not_compared(report: Report, say: Say) -> str:
@@ -177,23 +177,23 @@ def _reproduce(report: Report, say: Say) -> list[str]:
     source = report.provenance
     margins = "; ".join(f"{name} ±{margin:g}" for name, margin in source.margins.items())
     rows = [
-        ("commit", source.commit),
-        ("config hash", source.config_hash),
-        ("task", source.task),
-        ("engine", source.engine),
-        ("seeds of the engine", source.determinism),
-        ("designs", ", ".join(dict.fromkeys(run.design for run in report.outcomes)) or say("no run")),
-        ("seeds", ", ".join(map(str, source.seeds)) or say("not recorded")),
-        ("steps", say("not recorded") if source.steps is None else source.steps),
-        ("wall time, first to last event", text.duration(source.seconds, say)),
-        ("margins, stated before the runs", margins or say("not recorded")),
-        *(("counted", text.counted(count, name, say)) for name, count in report.counts.items()),
-        *(("version", f"{name} {version}") for name, version in source.versions.items()),
+        (say("commit"), source.commit),
+        (say("config hash"), source.config_hash),
+        (say("task"), source.task),
+        (say("engine"), source.engine),
+        (say("seeds of the engine"), source.determinism),
+        (say("designs"), ", ".join(dict.fromkeys(run.design for run in report.outcomes)) or say("no run")),
+        (say("seeds"), ", ".join(map(str, source.seeds)) or say("not recorded")),
+        (say("steps"), say("not recorded") if source.steps is None else source.steps),
+        (say("wall time, first to last event"), text.duration(source.seconds, say)),
+        (say("margins, stated before the runs"), margins or say("not recorded")),
+        *((say("counted"), say(quantity(count, name))) for name, count in report.counts.items()),
+        *((say("version"), f"{name} {version}") for name, version in source.versions.items()),
     ]
     config = orjson.dumps(plain(source.config), option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS).decode()
     return [
         fenced("\n".join(source.commands) or say("# command not recorded"), "sh"),
-        _table((say("what"), say("value")), [(say(name), value) for name, value in rows]),
+        _table((say("what"), say("value")), rows),
         _details(say("Configuration"), fenced(config, "json")),
     ]
 
@@ -207,7 +207,15 @@ def _all_findings(findings: Sequence[Finding], room: int, say: Say) -> str:
     """Every finding in a table, the failing first, as many as there is room for in bytes."""
     order = (Status.FAIL, Status.INCONCLUSIVE, Status.NOT_COMPARED, Status.PASS)
     ranked = sorted(findings, key=lambda finding: (order.index(finding.status), not finding.fails))
-    columns = ("level", "check", "status", "where", "expected", "observed", "message")
+    columns = (
+        say("level"),
+        say("check"),
+        say("status"),
+        say("where"),
+        say("expected"),
+        say("observed"),
+        say("message"),
+    )
     rows: list[tuple[object, ...]] = []
     room -= 1_000
     for finding in ranked:
@@ -218,10 +226,11 @@ def _all_findings(findings: Sequence[Finding], room: int, say: Say) -> str:
         if room < 0:
             break
         rows.append(cells)
-    counted = "All {all} findings" if len(rows) == len(ranked) else "{shown} of {all} findings; all in report.json"
-    counted = "The only finding" if len(ranked) == 1 else counted
-    summary = say(counted, shown=len(rows), all=len(ranked))
-    return f"\n{_details(summary, _table([say(column) for column in columns], rows))}\n" if rows else ""
+    every = quantity(len(ranked), "findings")
+    summary = say("all of {findings}", findings=every)
+    if len(rows) < len(ranked):
+        summary = say("{shown} of {findings}; all in report.json", shown=len(rows), findings=every)
+    return f"\n{_details(summary, _table(columns, rows))}\n" if rows else ""
 
 
 def _value(value: object) -> str:

@@ -21,7 +21,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 from scipy import stats
 
-from parity.findings import Finding, Level
+from parity.findings import Finding, Level, quantity
 from parity.metrics import Curve, align
 from parity.report.document import ADVANTAGE, ROUNDING, Report
 from parity.report.text import factor_of, in_log, margins
@@ -89,8 +89,7 @@ def draw(report: Report, say: Say = english) -> list[Picture]:
 
 def _curves_title(report: Report, design: str, say: Say) -> str:
     count = sum(run.design == design for run in report.outcomes)
-    runs = say("{count} run" if count == 1 else "{count} runs", count=count)
-    return say("Curves, {design} design, {runs}", design=design, runs=runs)
+    return say("Curves, {design} design, {runs}", design=design, runs=quantity(count, "runs"))
 
 
 def _time_title(say: Say) -> str:
@@ -275,8 +274,12 @@ def _caption(arms: Mapping[str, Sequence[str]], banded: bool, held: bool, lackin
     if max(map(len, arms.values())) > 1:
         parts.append(say("Thin lines are runs, thick lines the mean over an arm's runs at their common steps."))
     if banded:
-        band = "The band is the pointwise {level} % t interval of that mean, over runs, not steps."
-        parts.append(say(band, level=f"{100 * BAND_LEVEL:.0f}"))
+        parts.append(
+            say(
+                "The band is the pointwise {level} % t interval of that mean, over runs, not steps.",
+                level=f"{100 * BAND_LEVEL:.0f}",
+            )
+        )
     else:
         parts.append(say("No band: one over runs takes at least {runs} runs an arm.", runs=RUNS_FOR_BAND))
     if held:

@@ -17,7 +17,7 @@ from functools import cache, lru_cache
 from importlib import resources
 from itertools import chain
 
-from parity.findings import Finding
+from parity.findings import Finding, Message
 from parity.report.document import Report
 from parity.report.runs import NOT_RECORDED, Provenance
 from parity.report.words import Language, Say, speaker
@@ -60,12 +60,12 @@ def in_language(report: Report, language: Language) -> Report:
             replace(
                 row,
                 findings=tuple(changed[id(finding)] for finding in row.findings),
-                notes=tuple(translate(note, language) or note for note in row.notes),
+                notes=tuple(_note(note, language) for note in row.notes),
             )
             for row in report.rows
         ),
         ladder=tuple(replace(rung, strongest=rung.strongest and changed[id(rung.strongest)]) for rung in report.ladder),
-        marks=tuple(replace(mark, message=translate(mark.message, language) or mark.message) for mark in report.marks),
+        marks=tuple(replace(mark, message=_note(mark.message, language)) for mark in report.marks),
         provenance=_provenance(report.provenance, language),
     )
 
@@ -93,8 +93,14 @@ def _engine(engine: str, known: Callable[[str], str], say: Say) -> str:
 
 
 def _said(finding: Finding, language: Language) -> str:
+    if isinstance(finding.message, Message):
+        return speaker(language)(finding.message)
     message = translate(finding.message.removeprefix(f"{finding.check}: "), language)
     return message or speaker(language)("In English: {message}", message=finding.message)
+
+
+def _note(note: str, language: Language) -> str:
+    return speaker(language)(note) if isinstance(note, Message) else translate(note, language) or note
 
 
 @lru_cache(maxsize=4_096)

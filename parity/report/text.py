@@ -74,16 +74,24 @@ def headline(report: Report, say: Say = english) -> str:
         where = at(failed, say)
         first = say("first difference{place}", place=where) if where else say("a difference")
         level = rung_name(failed.level, say)
-        sentence = "{first}: {message} ({level}, {check})"
-        what = say(sentence, first=first, message=failed.message, level=level, check=failed.check)
+        what = say(
+            "{first}: {message} ({level}, {check})",
+            first=first,
+            message=failed.message,
+            level=level,
+            check=failed.check,
+        )
         return say("DIFFERENT: {experiment} differs from {baseline}, {found}", **arms, found=what)
     if report.verdict.verdict is Verdict.PARITY:
         lower = [rung for rung in deciding if rung.level is not Level.TRAINING and rung.status is Status.PASS]
         if not lower:
             named = next(_rung(rung, say) for rung in deciding if rung.level is Level.TRAINING)
-            alone = "curves alone are the weakest evidence, which `parity check`, `parity sample` and a replay add to"
-            curves = "PARITY of the curves: {experiment} trains as {baseline} by {rung}); {alone}."
-            said = say(curves, **arms, rung=named, alone=say(alone))
+            said = say(
+                "PARITY of the curves: {experiment} trains as {baseline} by {rung}); curves alone are the weakest "
+                "evidence: add `parity check`, `parity sample` or a replay.",
+                **arms,
+                rung=named,
+            )
             if any(finding.check == "worst_case" for finding in report.findings):
                 said += say(" It is subject to censoring: runs of the experiment were cut off.")
             return said
@@ -99,8 +107,12 @@ def headline(report: Report, say: Say = english) -> str:
     undecided = say("; ").join(
         say("{rung}): {status}", rung=_rung(rung, say), status=status(rung.status, say)) for rung in part_of_it
     )
-    sentence = "{verdict}: {experiment} against {baseline}: {undecided}."
-    return say(sentence, **arms, verdict=report.verdict.verdict.value, undecided=undecided)
+    return say(
+        "{verdict}: {experiment} against {baseline}: {undecided}.",
+        **arms,
+        verdict=report.verdict.verdict.value,
+        undecided=undecided,
+    )
 
 
 def _none_fails(rung: Rung, report: Report, say: Say) -> str:
@@ -112,20 +124,12 @@ def _none_fails(rung: Rung, report: Report, say: Say) -> str:
 
 def planted(report: Report, say: Say = english) -> str:
     """That faults were planted on purpose, and which; empty without one."""
-    each = "{name} at step {step} of {experiment}"
+    parts = (plant.rpartition("@") for plant in report.plants)
     places = [
-        say(each, name=name, step=step, experiment=report.experiment) for name, _, step in map(_parts, report.plants)
+        say("{name} at step {step} of {experiment}", name=name, step=step, experiment=report.experiment)
+        for name, _, step in parts
     ]
-    what = (
-        "A fault was planted on purpose: {places}."
-        if len(places) == 1
-        else ("Faults were planted on purpose: {places}.")
-    )
-    return say(what, places=say(", ").join(places)) if places else ""
-
-
-def _parts(plant: str) -> tuple[str, str, str]:
-    return plant.rpartition("@")
+    return say("Faults injected on purpose: {places}.", places=say(", ").join(places)) if places else ""
 
 
 def not_shown(report: Report, say: Say = english) -> str:
@@ -134,14 +138,16 @@ def not_shown(report: Report, say: Say = english) -> str:
     open_questions = []
     if sampling.status is Status.NOT_COMPARED:
         open_questions.append(
-            "Not shown: that free sampling is equally distributed in both arms at fixed weights (L1)."
+            say("Not shown: that free sampling is equally distributed in both arms at fixed weights (L1).")
         )
     if any(run.design == LIST_TWIN for run in report.outcomes):
         open_questions.append(
-            "Not shown by the list-twin: native's own sampling. Lists with a seed an item stood in for native, so that "
-            "it shows the path of a group's request and answer."
+            say(
+                "Not shown by the list-twin: native's own sampling. Batched lists with a seed an item replaced native, "
+                "so that it shows the path of a group's request and answer."
+            )
         )
-    return say(" ").join(map(say, open_questions))
+    return say(" ").join(open_questions)
 
 
 def reasons(report: Report, say: Say = english) -> list[str]:
@@ -191,9 +197,7 @@ def _rung(rung: Rung, say: Say) -> str:
 
 
 def _counted(rung: Rung, say: Say) -> str:
-    one = rung.total == 1
-    counts = "{compared} of {total} finding compared" if one else "{compared} of {total} findings compared"
-    return say(counts, compared=rung.compared, total=rung.total)
+    return say("{compared} of {findings} compared", compared=rung.compared, findings=quantity(rung.total, "findings"))
 
 
 def at(finding: Finding, say: Say = english) -> str:
@@ -204,10 +208,7 @@ def at(finding: Finding, say: Say = english) -> str:
 
 def place(finding: Finding, say: Say = english) -> str:
     """Where a finding points, in words; empty if it speaks of everything."""
-    return say(", ").join(f"{say(_PLACES[name])} {value}" for name, value in finding.where.to_json().items())
-
-
-_PLACES = {"run": "run", "rollout_id": "step", "group_index": "group", "index": "slot", "field": "field"}
+    return say(finding.where.words)
 
 
 def said(finding: Finding, say: Say = english) -> str:
@@ -270,8 +271,8 @@ def short_outcome(finding: Finding, say: Say = english) -> str:
 def how_tested(finding: Finding, say: Say = english) -> str:
     """How a finding was made, from the numbers of its evidence: its rung, method, margin, interval and units."""
     evidence = finding.evidence
-    named = "equal bit for bit" if finding.level is Level.REPLAY else finding.check.replace("_", " ")
-    method = say(str(evidence.get("method") or named))
+    named = say("equal bit for bit") if finding.level is Level.REPLAY else say(finding.check.replace("_", " "))
+    method = say(evidence["method"]) if evidence.get("method") else named
     parts = [say(str(evidence["summary"])), method] if "summary" in evidence else [method]
     if isinstance(evidence.get("margin"), (int, float)):
         margin = evidence["margin"]
@@ -317,10 +318,10 @@ def cost_cells(row: CostRow, say: Say = english) -> tuple[str, ...]:
 
 def outcome_cells(run: RunOutcome, say: Say = english) -> tuple[object, ...]:
     """The cells of how a run ended, under `OUTCOME_COLUMNS`."""
-    memory = "not recorded" if run.peak_memory_bytes is None else f"{run.peak_memory_bytes / 2**30:.2f} GiB"
+    memory = say("not recorded") if run.peak_memory_bytes is None else f"{run.peak_memory_bytes / 2**30:.2f} GiB"
     ended = f"{say(run.status)}: {run.message}" if run.message else say(run.status)
     happened = (run.retries, run.restarts, run.resumes)
-    return run.run, run.design, run.steps, ended, *happened, duration(run.seconds, say), say(memory)
+    return run.run, run.design, run.steps, ended, *happened, duration(run.seconds, say), memory
 
 
 def duration(seconds: float | None, say: Say = english) -> str:
@@ -334,9 +335,3 @@ def duration(seconds: float | None, say: Say = english) -> str:
     if minutes:
         return say("{minutes} min {seconds} s", minutes=minutes, seconds=rest)
     return say("{seconds} s", seconds=f"{seconds:.3g}")
-
-
-def counted(number: int, unit: str, say: Say = english) -> str:
-    """So many of a unit, which is named in the plural."""
-    said = say(unit)
-    return quantity(number, unit) if said == unit else f"{number:,} {said}"

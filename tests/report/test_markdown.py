@@ -84,7 +84,7 @@ def test_a_difference_is_said_with_its_step_group_and_slot(report, build):
 
 def test_a_planted_fault_is_told_beside_the_verdict_and_none_otherwise(report, build):
     text = markdown.render(build(config={"plants": ["exchanged-outputs@3"]}), [])
-    assert text.splitlines()[4] == "A fault was planted on purpose: exchanged-outputs at step 3 of native."
+    assert text.splitlines()[4] == "Faults injected on purpose: exchanged-outputs at step 3 of native."
     assert "on purpose" not in markdown.render(report, [])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from collections.abc import Mapping
 from importlib import resources
 from string import Template
@@ -19,9 +20,9 @@ from parity.report import data, text
 from parity.report.document import Report
 from parity.report.html.evidence import PageEvidence, gather
 from parity.report.plots import BAND_LEVEL, COST_PANELS, CURVE_PANELS, RUNS_FOR_BAND
-from parity.report.sentences import in_language, translate
+from parity.report.sentences import in_language
 from parity.report.sources import source
-from parity.report.words import Language, Say, catalogue, speaker
+from parity.report.words import TERMS, UNITS, Language, Say, speaker
 
 __all__ = ["PageEvidence", "gather", "render"]
 
@@ -40,6 +41,8 @@ SCRIPTS = (
 )
 """The scripts in the order they are read."""
 
+_SAID = re.compile(r'\bsay\(\s*("(?:[^"\\]|\\.)*")')
+
 
 def render(report: Report, evidence: PageEvidence, language: Language = "en") -> bytes:
     """The report as one HTML page, with the samples that `evidence` holds.
@@ -48,7 +51,7 @@ def render(report: Report, evidence: PageEvidence, language: Language = "en") ->
     text, and the page's policy lets no script run but its own, nor anything be loaded.
     """
     style = _asset("page.css")
-    script = "\n".join(_asset(f"{name}.js") for name in SCRIPTS)
+    script = _script()
     page = Template(_asset("page.html")).substitute(
         language="zh-CN" if language == "zh" else language,
         policy=f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; img-src data:",
@@ -66,6 +69,15 @@ def render(report: Report, evidence: PageEvidence, language: Language = "en") ->
 
 def _asset(name: str) -> str:
     return (resources.files("parity.report.html") / name).read_text("utf-8")
+
+
+def _script() -> str:
+    return "\n".join(_asset(f"{name}.js") for name in SCRIPTS)
+
+
+def texts() -> list[str]:
+    """Every text that the page's scripts have of their own, in English."""
+    return [orjson.loads(literal) for literal in _SAID.findall(_script())]
 
 
 def _hash(content: str) -> str:
@@ -107,11 +119,11 @@ def _content(report: Report, evidence: PageEvidence, language: Language) -> dict
     return {
         **document,
         "language": language,
-        "words": catalogue(language),
+        "words": {name: say(name) for name in (*texts(), *TERMS, *UNITS, *(row.name for row in report.rows))},
         "headline": text.headline(report, say),
         "reasons": text.reasons(report, say),
         "failing": [number[id(finding)] for finding in report.failing],
-        "rules": _rules(report, language),
+        "rules": _rules(report, say),
         "outcome_columns": [say(column) for column in text.OUTCOME_COLUMNS],
         "beside": [line for line in (text.planted(report, say), text.not_shown(report, say)) if line],
         "basis": text.basis(report, say),
@@ -151,10 +163,10 @@ def _interval(report: Report) -> dict[str, Any]:
     return {"level": BAND_LEVEL, "runs": RUNS_FOR_BAND, "quantiles": quantiles}
 
 
-def _rules(report: Report, language: Language) -> dict[str, str]:
+def _rules(report: Report, say: Say) -> dict[str, str]:
     """The rule of each check of the contract that was made."""
     made = {finding.check for finding in report.findings}
-    return {check.name: translate(check.rule, language) or check.rule for check in CHECKS if check.name in made}
+    return {check.name: say(check.rule) for check in CHECKS if check.name in made}
 
 
 def _curves(curves: RunCurves) -> dict[str, Any]:

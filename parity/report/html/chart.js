@@ -125,12 +125,9 @@ function chart(metric, { lines, bands, marks, differs, note }, state, onRange, o
   };
   const lost = shown.length - drawable.length;
   const notDrawn = lost
-    ? say(
-        state.log
-          ? "{count} values that are NaN, infinite or not above 0 are not drawn"
-          : "{count} values that are NaN or infinite are not drawn",
-        { count: lost },
-      )
+    ? state.log
+      ? say("{count} values that are NaN, infinite or not above 0 are not drawn", { count: lost })
+      : say("{count} values that are NaN or infinite are not drawn", { count: lost })
     : "";
   return el(
     "figure",

@@ -94,9 +94,15 @@ function isWanted(finding, text) {
 }
 
 function placeOf(where) {
-  const names = { run: "run", rollout_id: "step", group_index: "group", index: "slot", field: "field" };
+  const said = {
+    run: (run) => say("run {run}", { run }),
+    rollout_id: (step) => say("step {step}", { step }),
+    group_index: (group) => say("group {group}", { group }),
+    index: (slot) => say("slot {slot}", { slot }),
+    field: (field) => say("field {field}", { field }),
+  };
   return Object.entries(where)
-    .map(([name, value]) => `${say(names[name])} ${value}`)
+    .map(([name, value]) => said[name](value))
     .join(say(", "));
 }
 

@@ -2,12 +2,12 @@
 
 const VIEWS = { overview, metrics, samples, findings, events: timeline, provenance };
 const TITLES = {
-  overview: "Overview",
-  metrics: "Curves",
-  samples: "Samples",
-  findings: "Findings",
-  events: "Events",
-  provenance: "Provenance",
+  overview: say("Overview"),
+  metrics: say("Curves"),
+  samples: say("Samples"),
+  findings: say("Findings"),
+  events: say("Events"),
+  provenance: say("Provenance"),
 };
 const main = document.getElementById("view");
 
@@ -18,7 +18,7 @@ function parts() {
 
 function drawHead(view) {
   const links = Object.keys(VIEWS).map((name, at) =>
-    el("a", { href: route(name), "aria-current": name === view ? "page" : null, accesskey: at + 1 }, say(TITLES[name])),
+    el("a", { href: route(name), "aria-current": name === view ? "page" : null, accesskey: at + 1 }, TITLES[name]),
   );
   document
     .getElementById("head")

@@ -3,27 +3,27 @@
 function provenance() {
   const source = data.provenance;
   const facts = [
-    ["commit", source.commit],
-    ["config hash", source.config_hash],
-    ["task", source.task],
-    ["engine", source.engine],
-    ["samples of the engine", source.determinism],
-    ["seeds", source.seeds.join(", ") || say("not recorded")],
-    ["steps", source.steps ?? say("not recorded")],
+    [say("commit"), source.commit],
+    [say("config hash"), source.config_hash],
+    [say("task"), source.task],
+    [say("engine"), source.engine],
+    [say("seeds of the engine"), source.determinism],
+    [say("seeds"), source.seeds.join(", ") || say("not recorded")],
+    [say("steps"), source.steps ?? say("not recorded")],
     [
-      "wall time, first to last event",
+      say("wall time, first to last event"),
       source.seconds === null ? say("not recorded") : `${number(Math.round(source.seconds))} s`,
     ],
     [
-      "margins, stated before the runs",
+      say("margins, stated before the runs"),
       Object.entries(source.margins)
         .map(([name, margin]) => `${name} ±${number(margin)}`)
         .join("; ") || say("not recorded"),
     ],
-    ["planted faults", data.plants.join(", ") || say("none")],
-    ["directory", data.directory || say("not recorded")],
-    ["report format", data.schema_version],
-  ].map(([name, value]) => [say(name), value]);
+    [say("planted faults"), data.plants.join(", ") || say("none")],
+    [say("directory"), data.directory || say("not recorded")],
+    [say("report format"), data.schema_version],
+  ];
   const counted = Object.entries(data.counts).map(([name, count]) => [say("counted"), `${number(count)} ${say(name)}`]);
   const versions = Object.entries(source.versions).map(([name, version]) => [say("version"), `${name} ${version}`]);
   return [

@@ -1,0 +1,108 @@
+"""Brings the catalogues of messages up to date: `python tools/messages.py`, after a message was added or translated.
+
+Every `Message("…")`, `say("…")` and `quantity(n, "…")` of `parity/` becomes an entry of ``parity.po``, without a
+translation where it had none; an entry that nothing uses goes. Then ``parity.mo``, which reports read, is written.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from babel.messages.catalog import Catalog
+from babel.messages.mofile import write_mo
+from babel.messages.pofile import read_po, write_po
+
+from parity.contract_checks import CHECKS
+from parity.report import document, html, plots, text
+from parity.report.words import TERMS, UNITS
+
+PACKAGE = Path(__file__).parents[1] / "parity"
+LOCALE = PACKAGE / "report" / "locale"
+DEFINING = {PACKAGE / "findings.py", PACKAGE / "report" / "words.py"}
+"""Where a template may be a variable: in the functions that make messages of them."""
+
+
+def templates() -> dict[str, list[tuple[str, int]]]:
+    """Every template of the package, with the file and line of each of its places.
+
+    Raises:
+        SystemExit: The template of a `Message` is not written out where it is made, so that no catalogue can have it.
+    """
+    places: dict[str, list[tuple[str, int]]] = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for line, template in _of_file(path):
+            places.setdefault(template, []).append((str(path.relative_to(PACKAGE.parent)), line))
+    for template in (*html.texts(), *_named()):
+        if template:
+            places.setdefault(template, [])
+    return places
+
+
+def _of_file(path: Path) -> Iterator[tuple[int, str]]:
+    for call in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+            continue
+        arguments = [argument.value if isinstance(argument, ast.Constant) else None for argument in call.args]
+        match call.func.id, arguments:
+            case "Message" | "say", [str(template), *_]:
+                yield call.lineno, template
+            case "Message", _ if path not in DEFINING:
+                raise SystemExit(f"{path}, line {call.lineno}: the template of a Message must be written out here")
+            case "quantity", [_, str(unit)]:
+                yield call.lineno, f"{{number:,}} {unit}"
+            case "listed", [_, *separator]:
+                yield call.lineno, str(*separator) if separator else ", "
+
+
+def _named() -> Iterator[str]:
+    """Words of tables that the report translates by name."""
+    yield from (*TERMS, *UNITS, *(f"{{number:,}} {unit}" for unit in UNITS))
+    yield from (check.rule for check in CHECKS)
+    yield from (*text.COLUMNS, *text.OUTCOME_COLUMNS, *text.QUESTIONS.values())
+    for row in document.ROW_RULES:
+        yield row.name
+        yield from (check.replace("_", " ") for check in row.checks)
+    for name in (document.BALANCE, *(name for name, _ in document.COST_METRICS)):
+        yield from (name, name.partition(" a step")[0])
+    yield from (label for _, label in (*plots.CURVE_PANELS, *plots.COST_PANELS))
+
+
+def updated(catalogue: Catalog) -> Catalog:
+    """The catalogue of a language with the templates that there are now."""
+    new = Catalog(
+        catalogue.locale,
+        header_comment=catalogue.header_comment,
+        project="rollout-parity",
+        creation_date=catalogue.creation_date,
+        revision_date=catalogue.revision_date,
+        fuzzy=False,
+    )
+    for entry in catalogue:  # until every message is one of a template
+        if entry.id and entry.string:
+            new.add(entry.id, entry.string)
+    for template, places in templates().items():
+        known = catalogue.get(template)
+        new.add(template, known.string if known else "", places)
+    return new
+
+
+def main() -> None:
+    """Updates each language, and prints what lacks a translation."""
+    for path in sorted(LOCALE.glob("*/LC_MESSAGES/parity.po")):
+        with path.open("rb") as file:
+            catalogue = updated(read_po(file, locale=path.parts[-3]))
+        with path.open("wb") as file:
+            write_po(file, catalogue, width=0, sort_by_file=True, include_lineno=False)
+        with path.with_suffix(".mo").open("wb") as file:
+            write_mo(file, catalogue)
+        missing = [str(message.id) for message in catalogue if message.id and not message.string]
+        print(f"{path}: {len(catalogue) - len(missing)} of {len(catalogue)} templates are translated", file=sys.stderr)
+        for template in missing:
+            print(template)
+
+
+if __name__ == "__main__":
+    main()
