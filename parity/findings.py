@@ -282,4 +282,4 @@ def _failure(finding: Finding) -> str:
     """A failing finding with its place."""
     if not finding.where.to_json():
         return finding.message
-    return Message("{message} at {place}", message=finding.message, place=str(finding.where))
+    return Message("{message} at {place}", message=finding.message, place=finding.where.words)

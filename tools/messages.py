@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from babel.messages.catalog import Catalog
@@ -42,19 +42,36 @@ def templates() -> dict[str, list[tuple[str, int]]]:
 
 
 def _of_file(path: Path) -> Iterator[tuple[int, str]]:
-    for call in ast.walk(ast.parse(path.read_text("utf-8"))):
+    tree = ast.parse(path.read_text("utf-8"))
+    variables: dict[str, list[str]] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            variables.setdefault(node.targets[0].id, []).extend(_texts(node.value, {}))
+    for call in ast.walk(tree):
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
             continue
-        arguments = [argument.value if isinstance(argument, ast.Constant) else None for argument in call.args]
-        match call.func.id, arguments:
-            case "Message" | "say", [str(template), *_]:
-                yield call.lineno, template
-            case "Message", _ if path not in DEFINING:
+        name, texts = call.func.id, [_texts(argument, variables) for argument in call.args]
+        if name in ("Message", "say"):
+            templates = texts[0]
+            if not templates and name == "Message" and path not in DEFINING:
                 raise SystemExit(f"{path}, line {call.lineno}: the template of a Message must be written out here")
-            case "quantity", [_, str(unit)]:
-                yield call.lineno, f"{{number:,}} {unit}"
-            case "listed", [_, *separator]:
-                yield call.lineno, str(*separator) if separator else ", "
+        elif name == "quantity":
+            templates = [f"{{number:,}} {unit}" for unit in texts[1]]
+        else:
+            templates = ([", "] if len(texts) == 1 else texts[1]) if name == "listed" else []
+        yield from ((call.lineno, template) for template in templates)
+
+
+def _texts(node: ast.expr, variables: Mapping[str, Sequence[str]]) -> Sequence[str]:
+    """The texts that an expression may be: a literal, one of two, or a variable of the file that is given some."""
+    match node:
+        case ast.Constant(str(text)):
+            return [text]
+        case ast.IfExp(body=first, orelse=second):
+            return [*_texts(first, variables), *_texts(second, variables)]
+        case ast.Name(name):
+            return variables.get(name, [])
+    return []
 
 
 def _named() -> Iterator[str]:

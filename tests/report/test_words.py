@@ -71,10 +71,13 @@ def test_each_template_has_the_same_places_for_values_in_chinese():
 
 def test_a_template_that_is_no_literal_is_refused(tmp_path: Path):
     module = tmp_path / "module.py"
-    module.write_text('Message("a {b}", b=quantity(2, "steps"))\nf"{say(\'c\')}"\nlisted(parts, "; ")\n')
+    module.write_text(
+        'template = "x" if sure else "y"\nMessage(template)\n'
+        'Message("a {b}", b=quantity(2, "steps"))\nf"{say(\'c\')}"\nlisted(parts, "; ")\n'
+    )
     found = {template for _, template in tool()._of_file(module)}
-    assert found == {"a {b}", "{number:,} steps", "c", "; "}
-    module.write_text("Message(template)")
+    assert found == {"x", "y", "a {b}", "{number:,} steps", "c", "; "}
+    module.write_text("Message(given)")
     with pytest.raises(SystemExit, match="line 1"):
         list(tool()._of_file(module))
 
