@@ -19,9 +19,9 @@ import pyarrow as pa
 from scipy import stats
 
 from parity.metrics import Curve, align, curves_of_run
+from parity.records.margins import SAMPLING
 from parity.records.samples import Rollout
 from parity.stats import (
-    SAMPLING_MARGINS,
     GroupValues,
     curve_band,
     equality_kernel,
@@ -121,7 +121,7 @@ def main() -> None:
         for name, kernel in kernels.items():
             spent = seconds(partial(independence_tests, kernel, rng, options.permutations))
             measured.setdefault(f"{name} kernel, s", []).append(spent)
-        spent = seconds(partial(sampling_findings, *arms, SAMPLING_MARGINS, rng, options.permutations))
+        spent = seconds(partial(sampling_findings, *arms, SAMPLING, rng, options.permutations))
         measured.setdefault("all of sampling_findings, s", []).append(spent)
         measured.setdefault("5 + 5 runs, 200 steps, 20 metrics, 9,999-split bands, s", []).append(seconds(comparison))
     print(f"{options.groups} groups of 2 x {SAMPLES}, {options.permutations} permutations, {options.repeats} repeats")

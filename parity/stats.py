@@ -52,14 +52,14 @@ from parity.evidence.sampling.sequential import (
     bernoulli_e_value,
     sequential_verdict,
 )
-from parity.evidence.sampling.set_size import SAMPLING_MARGINS, sampling_findings
+from parity.evidence.sampling.set_size import sampling_findings
 from parity.evidence.sampling.trajectory import (
-    TRAJECTORY_MARGINS,
     DrawnGroup,
     GroupBounds,
     Trajectory,
     drawn_groups,
     e_value,
+    margins_in_run,
     of_drawn_arm,
     trajectory_findings,
 )
@@ -85,8 +85,6 @@ __all__ = [
     "CHECK",
     "COMPLETE",
     "EARLY",
-    "SAMPLING_MARGINS",
-    "TRAJECTORY_MARGINS",
     "Band",
     "BenchReport",
     "Collapse",
@@ -139,6 +137,7 @@ __all__ = [
     "holm",
     "independence_tests",
     "margin_from_history",
+    "margins_in_run",
     "merged",
     "name_of",
     "neighbour_test",

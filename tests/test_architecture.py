@@ -26,7 +26,7 @@ NAMES = {
     """,
     "parity.engines": "Engine EngineClient EngineProcess RemoteEngine open_engine",
     "parity.stats": """
-        SAMPLING_MARGINS Band Collapse ConfidenceSequence EProcess GroupValues Margin PairContrasts PairedResult
+        Band Collapse ConfidenceSequence EProcess GroupValues Margin PairContrasts PairedResult
         PowerRow RateComparison RatioResult Result RunComparison RunValues average_e_value benjamini_hochberg
         bernoulli_e_value collapse_finding collapse_rates compare_runs cost_findings curve_band decide_many
         detect_collapse equality_kernel groups_needed holm independence_tests margin_from_history neighbour_test

@@ -17,20 +17,20 @@ from parity.cli.shared import (
     counting,
     language_option,
     new_directory,
-    parse_margins,
     parse_pairs,
     publish_to,
     tell_github,
     tracker_options,
 )
+from parity.records.margins import RUN, WHOLE_RUNS, margin_option_help, parse_margins
 from parity.report.trackers import Targets
 from parity.report.words import Language, speaker
 
 COMPARE_EXAMPLES = """\b
 Examples:
   parity compare --baseline logs/stock-*.log --experiment logs/native-*.log
-  parity compare --baseline tb/base1 tb/base2 --experiment tb/native1 tb/native2 --margin rollout/raw_reward=0.03 \\
-      --margin rollout/response_len/mean=20
+  parity compare --baseline tb/base1 tb/base2 --experiment tb/native1 tb/native2 --margin reward=0.03 \\
+      --margin response_length=0.05
   parity compare --baseline stock.log --experiment native.log --history old/*.log --ended native.log=oom
   parity compare --baseline wandb:me/grpo/a1b2 --experiment offline-session.zip --names names.toml
   parity compare --baseline parity-out/mine --experiment parity-out/mine --json
@@ -56,8 +56,8 @@ Examples:
     "margins",
     multiple=True,
     metavar="METRIC=VALUE",
-    help="The largest difference that does not matter, in the metric's unit (gradient norm: of its log); "
-    "unstated ones have defaults that suit short answers (docs/compare.md).",
+    help=margin_option_help({name: RUN[name] for name in WHOLE_RUNS})
+    + " Any other curve's name may be given; its margin is absolute.",
 )
 @click.option("--ended", multiple=True, metavar="RUN=HOW", help="How a run ended: completed, oom, 502, killed, …")
 @click.option(
@@ -100,7 +100,7 @@ def compare(
     from parity.report.write import write_report
     from parity.sources.curves import Names, load_names, read_runs
 
-    stated = parse_margins(margins)
+    stated = parse_margins(margins, WHOLE_RUNS, others=True)
     question = Question(margins_of(stated, bool(history)), min_steps, parse_pairs("--ended", ended))
     known = load_names(names) if names else Names()
     sides = (("baseline", baseline), ("experiment", experiment), ("history", history))

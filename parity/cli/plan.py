@@ -10,8 +10,9 @@ from typing import Any
 import click
 from rich.console import Console
 
-from parity.cli.shared import SeveralValues, counting, parse_margins, parse_numbers
+from parity.cli.shared import SeveralValues, counting, parse_numbers
 from parity.errors import NotRecognised, UsageError
+from parity.records.margins import SAMPLING, parse_margins
 
 PLAN_EXAMPLES = """\b
 Examples:
@@ -71,7 +72,6 @@ def plan(
 
     from parity.evidence import planning
     from parity.report.plan import cheapest, print_plan
-    from parity.stats import SAMPLING_MARGINS
 
     stated: dict[str, planning.MetricSpread] = {}
     fields = (("group", "--sigma", "sigmas"), ("run", "--sigma-run", "run_sigmas"), ("mean", "--mean", "means"))
@@ -81,7 +81,7 @@ def plan(
             stated = planning.merged(stated, {metric: planning.MetricSpread(metric, **known)})
     setting = planning.Setting(**asked)
     spreads = planning.merged(stated, _measured(history, setting.group_size, quiet)) if history else stated
-    made = planning.plan(parse_margins(margins, SAMPLING_MARGINS), spreads, setting, np.random.default_rng(seed))
+    made = planning.plan(parse_margins(margins, SAMPLING), spreads, setting, np.random.default_rng(seed))
     console = Console(stderr=as_json, highlight=False)
     if as_json:
         sys.stdout.buffer.write(orjson.dumps(made.to_json(), option=orjson.OPT_INDENT_2) + b"\n")

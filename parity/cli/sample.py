@@ -23,9 +23,9 @@ from parity.cli.shared import (
     given_options,
     interruptible,
     new_directory,
-    parse_margins,
 )
 from parity.errors import UsageError
+from parity.records.margins import SAMPLING, SAMPLING_MEANS, margin_option_help, parse_margins
 from parity.trainer.tasks import TASKS
 
 SAMPLE_EXAMPLES = """\b
@@ -72,9 +72,7 @@ Examples:
     "margins",
     multiple=True,
     metavar="METRIC=VALUE",
-    help="The largest difference that does not matter: absolute, but a share of the baseline's mean for "
-    "response_length and negative_log_likelihood. Defaults: reward 0.03, response_length 0.03, "
-    "negative_log_likelihood 0.05, truncated 0.02, aborted 0.02.",
+    help=margin_option_help(SAMPLING_MEANS),
 )
 @click.option("--fixed", type=int, help="Sample exactly so many groups and use tests with p-values.")
 @click.option("--max-groups", type=int, default=4096, show_default=True, help="Groups after which watching ends.")
@@ -127,10 +125,9 @@ def sample(context: click.Context, /, out: Path | None, resume: bool, as_json: b
 def _config(context: click.Context, asked: dict[str, Any], resumed: Path | None) -> Any:
     """What is asked for: the defaults with the options given; when resuming, what is on disk, which must agree."""
     from parity.commands.sample.store import read_config
-    from parity.records.sampling import MARGINS, SamplingConfig
-    from parity.stats import SAMPLING_MARGINS
+    from parity.records.sampling import SamplingConfig
 
-    asked["margins"] = {**MARGINS, **parse_margins(asked["margins"], SAMPLING_MARGINS)}
+    asked["margins"] = {**SAMPLING_MEANS, **parse_margins(asked["margins"], SAMPLING)}
     if resumed is None:
         return SamplingConfig(**asked)
     config = read_config(resumed)

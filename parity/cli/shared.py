@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from functools import wraps
@@ -269,22 +269,3 @@ def parse_numbers(option: str, texts: Iterable[str]) -> dict[str, float]:
         except ValueError as error:
             raise UsageError(f"{option} {name}={value}: not a number; expected METRIC=NUMBER") from error
     return numbers
-
-
-def parse_margins(texts: Iterable[str], known: Collection[str] | None = None) -> dict[str, float]:
-    """Reads ``--margin METRIC=VALUE``.
-
-    Args:
-        texts: As given.
-        known: The metrics that there are, where that is known before anything is read.
-
-    Raises:
-        UsageError: A text is not of that form, a margin is not positive and finite, or its metric is unknown.
-    """
-    margins = parse_numbers("--margin", texts)
-    for name, margin in margins.items():
-        if not 0 < margin < float("inf"):
-            raise UsageError(f"--margin {name}={margin:g}: a margin is positive and finite")
-        if known is not None and name not in known:
-            raise UsageError(f"--margin {name}: no such metric; there are {', '.join(sorted(known))}")
-    return margins

@@ -15,8 +15,9 @@ import orjson
 from rich.console import Console, RenderableType
 from rich.live import Live
 
-from parity.cli.shared import EXIT_CODES, EXIT_HELP, conclude, parse_margins
+from parity.cli.shared import EXIT_CODES, EXIT_HELP, conclude
 from parity.errors import UsageError
+from parity.records.margins import IN_RUN, RUN, margin_option_help, parse_margins
 
 if TYPE_CHECKING:
     from parity.commands.watch import Watch
@@ -25,7 +26,7 @@ EXAMPLES = """\b
 Examples:
   parity watch parity-out/20260101-120000
   parity watch recordings/ --reward-range -1 1 --max-new-tokens 8192
-  parity watch recordings/ --margin rollout/raw_reward=0.02 --once
+  parity watch recordings/ --margin reward=0.02 --once
   parity watch recordings/ --quiet || kill "$TRAINER"
 """
 
@@ -41,7 +42,7 @@ Examples:
     "margins",
     multiple=True,
     metavar="METRIC=VALUE",
-    help="The largest difference of means that counts as the same, in the metric's unit; may be given again.",
+    help=margin_option_help({name: RUN[name] for name in IN_RUN}),
 )
 @click.option("--once", is_flag=True, help="Judge what is there and do not wait for more.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on standard output.")
@@ -66,7 +67,7 @@ def watch(
     """
     from parity.commands import watch as watching
     from parity.report.watch import line, print_result, screen
-    from parity.stats import TRAJECTORY_MARGINS, GroupBounds
+    from parity.stats import GroupBounds, margins_in_run
 
     if not -math.inf < reward_range[0] < reward_range[1] < math.inf:
         raise UsageError(f"--reward-range {reward_range[0]:g} {reward_range[1]:g}: the lowest, then the highest reward")
@@ -77,9 +78,9 @@ def watch(
     follower = watching.follow(directory)
     ours = isinstance(follower, watching.ExperimentFollower)
     if ours and margins:
-        raise UsageError(f"{directory} states its margins in experiment.json: they are not changed while one looks")
-    stated = watching.stated_margins(directory) if ours else parse_margins(margins, TRAJECTORY_MARGINS)
-    state = watching.Watch(GroupBounds(reward_range, max_new_tokens), {**TRAJECTORY_MARGINS, **stated})
+        raise UsageError(f"{directory}: margins are fixed once an experiment starts, in experiment.json")
+    stated = watching.stated_margins(directory) if ours else parse_margins(margins, IN_RUN)
+    state = watching.Watch(GroupBounds(reward_range, max_new_tokens), margins_in_run(stated))
     console = Console(stderr=as_json, highlight=False)
     with suppress(KeyboardInterrupt), _shown(console, quiet, line, screen) as show:
         for seen in watching.watch(follower, state, once=once):

@@ -12,7 +12,7 @@ import numpy as np
 from parity.errors import UsageError
 from parity.findings import Finding, Judgement, Level, Severity, Status, Verdict, Where, quantity, status_of_level
 from parity.metrics import RunCurves
-from parity.records.experiment import DEFAULT_MARGINS
+from parity.records.margins import RUN_CURVES, Unit, by_curve, metric_named
 from parity.records.metric_names import REWARD
 from parity.report.document import Report, build_report
 from parity.report.runs import RunRecord
@@ -38,7 +38,6 @@ DESIGN = "recorded"
 MINIMUM_STEPS = 30
 SHOWN = 6
 """Names that a message lists."""
-GRADIENT_NORM = "train/grad_norm"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,20 +45,20 @@ class Question:
     """What a comparison is held to, stated before the runs are looked at.
 
     Attributes:
-        margins: Largest absolute difference that does not matter, by metric, in its unit (gradient norm: of its log);
-            `None` takes it from the history.
+        margins: Largest difference that does not matter, by curve, in the unit of `parity.records.margins`; `None`
+            takes it from the history.
         minimum_steps: Fewest common steps that a statement is made from.
         ended: How runs ended, by run, where the user knows more than their sources.
     """
 
-    margins: Mapping[str, float | None] = field(default_factory=lambda: dict(DEFAULT_MARGINS))
+    margins: Mapping[str, float | None] = field(default_factory=lambda: dict(RUN_CURVES))
     minimum_steps: int = MINIMUM_STEPS
     ended: Mapping[str, str] = field(default_factory=dict)
 
 
 def margins_of(stated: Mapping[str, float], history: bool) -> dict[str, float | None]:
-    """The margin of each deciding metric: the one stated, else twice the spread of the history, else the default."""
-    return {**{metric: None if history else margin for metric, margin in DEFAULT_MARGINS.items()}, **stated}
+    """The margin of each deciding curve: the one stated, else twice the spread of the history, else the default."""
+    return {**{curve: None if history else margin for curve, margin in RUN_CURVES.items()}, **by_curve(stated)}
 
 
 def compare(
@@ -141,7 +140,7 @@ def _check_names(runs: Sequence[RecordedRun], ended: Mapping[str, str]) -> None:
 def _check_margins(runs: Sequence[RecordedRun], margins: Mapping[str, float | None]) -> None:
     """Refuses a margin of a metric that no run has, which would pass for one that was held to."""
     known = {metric for run in runs for metric in run.curves}
-    if unknown := sorted(margins.keys() - known - DEFAULT_MARGINS.keys()):
+    if unknown := sorted(margins.keys() - known - RUN_CURVES.keys()):
         alike = get_close_matches(unknown[0], known, cutoff=0.3) or sorted(known)[:SHOWN]
         raise UsageError(f"--margin {unknown[0]}: no run has this metric; the nearest names are {', '.join(alike)}")
 
@@ -149,14 +148,16 @@ def _check_margins(runs: Sequence[RecordedRun], margins: Mapping[str, float | No
 def _margin_findings(runs: Sequence[RunCurves], margins: Mapping[str, float | None]) -> list[Finding]:
     """Warnings of margins that nobody stated, and of stated ones that no difference of these runs could reach."""
     found = []
-    unstated = [f"{metric} ±{margin:g}" for metric, margin in DEFAULT_MARGINS.items() if margins.get(metric) == margin]
+    unstated = [f"{curve} ±{margin:g}" for curve, margin in RUN_CURVES.items() if margins.get(curve) == margin]
     if unstated:
         message = f"margins by default, made for short answers and rewards from 0 to 1: {', '.join(unstated)}"
         found.append(_warning("margin_defaults", Status.FAIL, f"{message}; state yours with --margin"))
     for metric, margin in margins.items():
         values = [curve.values[np.isfinite(curve.values)] for run in runs if (curve := run.get(metric))]
         every = np.concatenate([*values, np.empty(0)])
-        if margin is None or margin == DEFAULT_MARGINS.get(metric) or not every.size or metric == GRADIENT_NORM:
+        known = metric_named(metric)
+        relative = known is not None and known.unit is not Unit.ABSOLUTE
+        if margin is None or not every.size or margin == RUN_CURVES.get(metric) or relative:
             continue
         low, high = float(every.min()), float(every.max())
         if margin > max(high - low, abs(low), abs(high)):
@@ -246,7 +247,7 @@ def _ends(
 
 def _last_step(run: RecordedRun) -> int:
     """The last training step of a run; evaluations and rollouts may be counted otherwise."""
-    deciding = [run.curves[metric] for metric in DEFAULT_MARGINS if metric in run.curves]
+    deciding = [run.curves[metric] for metric in RUN_CURVES if metric in run.curves]
     return max(int(curve.steps[-1]) for curve in deciding or run.curves.values())
 
 

@@ -34,18 +34,19 @@ from parity.records.experiment import (
     plan_pairs,
     weight_version,
 )
+from parity.records.margins import WHOLE_RUNS, by_curve
 from parity.records.samples import Rollout, Sample
 from parity.records.store import RunStore, read_experiment, run_store
 from parity.report.document import Report, build_report
 from parity.report.runs import RunRecord
 from parity.stats import (
-    TRAJECTORY_MARGINS,
     DrawnGroup,
     GroupBounds,
     Trajectory,
     collapse_finding,
     cost_findings,
     drawn_groups,
+    margins_in_run,
     of_drawn_arm,
     training_findings,
     trajectory_findings,
@@ -375,7 +376,7 @@ def _reason(message: str) -> str:
 def _trajectory_findings(pairs: Sequence[_ReadPair], config: ExperimentConfig) -> list[Finding]:
     """L1 of the mixed runs of each design: all their groups are evidence on the same question."""
     findings = []
-    margins = {name: config.margins.get(name, margin) for name, margin in TRAJECTORY_MARGINS.items()}
+    margins = margins_in_run(config.margins)
     for design in MIXED_DESIGNS:
         of_design = [read for read in pairs if read.pair.design == design]
         trajectory = Trajectory(design, (config.baseline, config.experiment), margins)
@@ -408,7 +409,8 @@ def _training_findings(pairs: Sequence[_ReadPair], config: ExperimentConfig) -> 
         message = Message("no freely sampled pair was run, so no curves are compared")
         return [Finding("curves", Level.TRAINING, Status.NOT_COMPARED, message)]
     baseline, changed = zip(*curves, strict=True)
-    return [*training_findings(baseline, changed, config.margins), collapse_finding(baseline, changed)]
+    margins = by_curve({name: config.margins[name] for name in WHOLE_RUNS if name in config.margins})
+    return [*training_findings(baseline, changed, margins), collapse_finding(baseline, changed)]
 
 
 def _cost_findings(pairs: Sequence[_ReadPair]) -> list[Finding]:

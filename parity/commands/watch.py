@@ -25,7 +25,7 @@ from parity.report.checks import CheckResult
 from parity.report.watch import WatchResult
 from parity.sources.dumps.sample_lines import samples_of_lines
 from parity.sources.json_lines import read_appended
-from parity.stats import TRAJECTORY_MARGINS, DrawnGroup, GroupBounds, Trajectory, drawn_groups, trajectory_findings
+from parity.stats import DrawnGroup, GroupBounds, Trajectory, drawn_groups, margins_in_run, trajectory_findings
 
 POLL_SECONDS = 1.0
 _ENDED = ("completed", "failed", "interrupted")
@@ -62,7 +62,7 @@ class Watch:
     """
 
     bounds: GroupBounds
-    margins: Mapping[str, float] = field(default_factory=lambda: TRAJECTORY_MARGINS)
+    margins: Mapping[str, float] = field(default_factory=lambda: margins_in_run({}))
     arms: tuple[str, str] | None = None
     waiting: tuple[DrawnGroup, ...] = ()
     trajectories: Mapping[str, Trajectory] = field(default_factory=dict)
@@ -195,8 +195,7 @@ def stated_margins(directory: Path) -> dict[str, float]:
     Raises:
         InputError: The experiment cannot be read.
     """
-    margins = ExperimentConfig.from_json(read_experiment(directory).get("config")).margins
-    return {name: margins[name] for name in TRAJECTORY_MARGINS if name in margins}
+    return dict(ExperimentConfig.from_json(read_experiment(directory).get("config")).margins)
 
 
 def _started(path: Path) -> float:

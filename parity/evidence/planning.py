@@ -20,17 +20,15 @@ from parity.evidence.sampling.power import (
     simulate_watched_groups,
 )
 from parity.evidence.sampling.sequential import groups_for_sequence
-from parity.evidence.sampling.set_size import RELATIVE, SAMPLING_MARGINS, sample_values
+from parity.evidence.sampling.set_size import sample_values
 from parity.evidence.sampling.watched import BOUNDED
 from parity.evidence.two_samples import runs_needed
 from parity.findings import quantity
 from parity.metrics import RunCurves, align, late_mean
+from parity.records.margins import METRICS, PROBE_SHARE, SAMPLING, Unit
 from parity.records.samples import Rollout
 
 TWIN_STEPS = 20
-PROBE_SHARE = 0.125
-"""The part of a step's prompts that a probe asks in both arms."""
-
 GROUP_COUNTS = (64, 256, 1024, 4096)
 RUN_COUNTS = (2, 3, 5, 8, 10)
 IN_PROPORTION = 1e6
@@ -52,7 +50,7 @@ class MetricSpread:
     """How much one metric varies, in its own unit; None for what is not known.
 
     Attributes:
-        metric: Its name, as in `SAMPLING_MARGINS`.
+        metric: Its name, as in `parity.records.margins`.
         mean: Over all samples.
         group: Standard deviation of the difference of two arms' means over the same prompt.
         prompt: Standard deviation of a group's mean, prompts included.
@@ -183,7 +181,7 @@ def group_spreads(rollouts: Sequence[Rollout], source: str) -> dict[str, MetricS
     The arms' means over one prompt differ with variance 2 / n times the variance inside a group, n samples each.
     """
     found = {}
-    for metric in SAMPLING_MARGINS:
+    for metric in SAMPLING:
         groups = [group for rollout in rollouts for group in _groups(rollout, metric) if len(group) > 1]
         if metric == "constant_reward" or len(groups) < 2:
             continue
@@ -241,7 +239,7 @@ def plan(
     """What each design takes to show margins, and the cheapest one that does.
 
     Args:
-        margins: The largest difference that does not matter, by metric, as in `SAMPLING_MARGINS`.
+        margins: The largest difference that does not matter, by metric, as in `parity.records.margins`.
         spreads: How much each of them varies. A reward of 0 or 1 can vary no more than is assumed without.
         setting: What a step is.
         rng: Source of the simulations.
@@ -251,8 +249,8 @@ def plan(
             metric varies.
         InputError: A spread is negative or not finite, or a mean is not finite.
     """
-    if unknown := sorted(set(margins) - set(SAMPLING_MARGINS)):
-        raise UsageError(f"no margins are known for {unknown}, only for {sorted(SAMPLING_MARGINS)}")
+    if unknown := sorted(set(margins) - set(SAMPLING)):
+        raise UsageError(f"no margins are known for {unknown}, only for {sorted(SAMPLING)}")
     if not margins:
         raise UsageError("a plan needs a margin: --margin METRIC=VALUE")
     warnings: list[str] = []
@@ -297,7 +295,7 @@ def _largest(metric: str, setting: Setting, warnings: list[str]) -> MetricSpread
 def _absolute(margin: float, spread: MetricSpread) -> float:
     if spread.mean is not None and not np.isfinite(spread.mean):
         raise InputError(f"{spread.metric}: the mean is {spread.mean}, no finite number")
-    if spread.metric not in RELATIVE:
+    if METRICS[spread.metric].unit is not Unit.SHARE:
         return margin
     if not spread.mean:
         raise UsageError(

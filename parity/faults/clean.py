@@ -233,7 +233,7 @@ CURVES: dict[str, Callable[[Floats], Floats]] = {
 NOISE = 0.02
 MARGINS = {
     "rollout/raw_reward": 0.05,
-    "rollout/response_len/mean": 1.5,
+    "rollout/response_len/mean": 0.07,
     "rollout/truncated_ratio": 0.02,
     "rollout/group_reward_std": 0.04,
     "train/grad_norm": 0.1,

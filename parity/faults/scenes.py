@@ -43,6 +43,7 @@ from parity.faults.clean import (
 from parity.findings import Finding, Level
 from parity.metrics import curves_of_run
 from parity.records.exchanges import Exchange
+from parity.records.margins import SAMPLING
 from parity.records.samples import Rollout, Sample
 
 
@@ -164,16 +165,16 @@ def build_draws(rng: np.random.Generator, groups: int) -> Draws:
 
 def judge_draws(draws: Draws) -> list[Finding]:
     """The tests of sampling for a set number of groups."""
-    from parity.stats import SAMPLING_MARGINS, sampling_findings  # slow to import, and training runs need no such test
+    from parity.stats import sampling_findings  # slow to import, and training runs need no such test
 
-    return sampling_findings(draws.baseline, draws.experiment, SAMPLING_MARGINS, draws.rng)
+    return sampling_findings(draws.baseline, draws.experiment, SAMPLING, draws.rng)
 
 
 def judge_watched(draws: Draws) -> list[Finding]:
     """The evidence that `parity sample` watches, after the last block of groups."""
-    from parity.stats import SAMPLING_MARGINS, Evidence  # as above
+    from parity.stats import Evidence  # as above
 
-    evidence = Evidence.start(SAMPLING_MARGINS, max_new_tokens=CAP)
+    evidence = Evidence.start(SAMPLING, max_new_tokens=CAP)
     for start in range(0, len(draws.prompts), BLOCK):
         baseline, experiment = (
             _groups(arm, arm.integers("group_index") // BLOCK == start // BLOCK)

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from parity.errors import InputError
+from parity.errors import InputError, UsageError
+from parity.records.margins import PROBE_SHARE, RUN, check_margin
 from parity.records.training_config import TrainingConfig
 
 ARMS = ("per-sample", "batched", "native")
@@ -23,15 +24,6 @@ LIST_TWIN = "list-twin"
 
 DESIGNS = ("twin", LIST_TWIN, "replay", "paired", *MIXED_DESIGNS)
 """How runs are made: seeded sampling in both arms; one recording for both; free sampling in both; one mixed run."""
-
-DEFAULT_MARGINS: Mapping[str, float] = {
-    "rollout/raw_reward": 0.10,
-    "rollout/response_len/mean": 0.50,
-    "rollout/truncated_ratio": 0.05,
-    "rollout/group_reward_std": 0.10,
-    "train/grad_norm": 0.50,
-}
-"""Largest run-level difference that counts as the same, by metric: absolute, in its unit (grad norm: of its log)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +44,7 @@ class ExperimentConfig:
         twin_steps: Training steps of each twin run.
         probe_share: The share of a probe's prompts that are asked in both arms.
         training: The trainer's settings.
-        margins: The largest difference that counts as the same, by metric.
+        margins: The largest difference that counts as the same, by metric, as in `parity.records.margins`.
         plants: Faults planted in the experiment's arm, each ``NAME@STEP``.
     """
 
@@ -67,9 +59,9 @@ class ExperimentConfig:
     seeds: int = 3
     steps: int = 40
     twin_steps: int = 20
-    probe_share: float = 1.0
+    probe_share: float = PROBE_SHARE
     training: TrainingConfig = field(default_factory=TrainingConfig)
-    margins: Mapping[str, float] = field(default_factory=lambda: dict(DEFAULT_MARGINS))
+    margins: Mapping[str, float] = field(default_factory=lambda: dict(RUN))
     plants: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
@@ -89,9 +81,15 @@ class ExperimentConfig:
         parts["training"] = TrainingConfig(**_settings(parts["training"], TrainingConfig(), "config.training"))
         for name in ("designs", "plants"):
             parts[name] = tuple(map(str, parts[name]))
-        margins = parts["margins"]
-        if not all(isinstance(margin, (int, float)) and margin > 0 for margin in margins.values()):
-            raise InputError(f"experiment.json: config.margins: {margins}, where each is to be a positive number")
+        for name, margin in parts["margins"].items():
+            if name not in RUN or type(margin) not in (float, int):
+                raise InputError(
+                    f"experiment.json: config.margins: {name} is {margin!r}, where {sorted(RUN)} have numbers"
+                )
+            try:
+                check_margin(name, margin)
+            except UsageError as error:
+                raise InputError(f"experiment.json: config.margins: {error}") from error
         return cls(**parts)
 
 

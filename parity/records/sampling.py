@@ -7,19 +7,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from parity.errors import InputError
+from parity.records.margins import SAMPLING_MEANS
 
 BLOCK = 32
 """Prompts asked at once; the evidence is looked at after each block."""
-
-
-MARGINS: Mapping[str, float] = {
-    "reward": 0.03,
-    "response_length": 0.03,
-    "negative_log_likelihood": 0.05,
-    "truncated": 0.02,
-    "aborted": 0.02,
-}
-"""Largest difference that does not matter: a share of the baseline's mean for length and likelihood, else absolute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +56,7 @@ class SamplingConfig:
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = -1
-    margins: Mapping[str, float] = field(default_factory=lambda: dict(MARGINS))
+    margins: Mapping[str, float] = field(default_factory=lambda: dict(SAMPLING_MEANS))
     fixed: int | None = None
     max_groups: int = 4096
     seed: int = 0

@@ -50,7 +50,7 @@ def comparisons() -> Iterator[Report]:
     def arm(name: str, count: int, first_seed: int, **changed: float) -> list[RecordedRun]:
         return [recorded(f"{name}{k}", first_seed + k, **changed) for k in range(count)]  # type: ignore[arg-type]
 
-    question = Question(margins_of({"rollout/response_len/mean": 10.0}, history=False))
+    question = Question(margins_of({"response_length": 0.05}, history=False))
     yield compare(arm("b", 5, 0), arm("e", 5, 100, seconds=8.0), question=question)
     yield compare(arm("b", 5, 0), arm("e", 5, 100, shift=-0.2), question=question)
     yield compare(arm("b", 1, 0), arm("e", 1, 100))

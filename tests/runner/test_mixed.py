@@ -21,7 +21,9 @@ STEPS, GROUPS, SIZE = 3, 4, 4
 def experiment(parity: Parity, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("mixed") / "out"
     sizes = ("--seeds", 1, "--steps", STEPS, "--groups", GROUPS, "--group-size", SIZE)
-    run = parity("run", "--baseline", "--design", "probe", "--design", "switchback", *sizes, "--out", out)
+    run = parity(
+        "run", "--baseline", "--design", "probe", "--probe-share", 1, "--design", "switchback", *sizes, "--out", out
+    )
     _, errors = run.communicate(timeout=300)
     assert run.returncode == 3, errors  # so few groups show nothing either way
     return out

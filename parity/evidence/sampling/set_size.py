@@ -18,19 +18,9 @@ from parity.evidence.sampling.permutation import equality_kernel, independence_t
 from parity.evidence.two_samples import verdict_of
 from parity.evidence.values import ALPHA, Floats, GroupValues, Result
 from parity.findings import Finding, Level, Status, Verdict, quantity
+from parity.records.margins import METRICS, SAMPLING, Unit
 from parity.records.samples import Rollout
 
-SAMPLING_MARGINS: Mapping[str, float] = {
-    "reward": 0.02,
-    "response_length": 0.02,
-    "negative_log_likelihood": 0.01,
-    "truncated": 0.01,
-    "aborted": 0.01,
-    "constant_reward": 0.03,
-}
-"""Advised margins: relative to the baseline's mean for response length and likelihood, absolute for the others."""
-
-RELATIVE = frozenset({"response_length", "negative_log_likelihood"})
 FEWEST_GROUPS = 256
 PREFIX_TOKENS = 32
 
@@ -64,7 +54,7 @@ def sampling_findings(
     Args:
         baseline: The baseline's samples, the same number in every group.
         experiment: The experiment's samples of the same prompts under the same (rollout_id, group_index).
-        margins: The largest difference that does not matter, by metric, as in `SAMPLING_MARGINS`.
+        margins: The largest difference that does not matter, by metric, as in `parity.records.margins`.
         rng: Source of the permutations.
         permutations: How many; no p is below 1 / (permutations + 1), and Holm multiplies it by the number of tests.
 
@@ -72,9 +62,9 @@ def sampling_findings(
         InputError: Groups are of unequal size, repeat a slot, or are not the same in both arms.
         UsageError: A metric of the margins is unknown.
     """
-    unknown = sorted(set(margins) - set(SAMPLING_MARGINS))
+    unknown = sorted(set(margins) - set(SAMPLING))
     if unknown:
-        raise UsageError(f"no margins are known for {unknown}, only for {sorted(SAMPLING_MARGINS)}")
+        raise UsageError(f"no margins are known for {unknown}, only for {sorted(SAMPLING)}")
     arms = ArmRollouts.of(baseline, experiment)
     found: list[Finding] = []
     paired: dict[str, PairedResult] = {}
@@ -86,7 +76,7 @@ def sampling_findings(
             message = f"{metric}: no sample, or not every sample, of an arm has it"
             found.append(_finding("sampling_marginal", metric, Status.NOT_COMPARED, message, {}))
             continue
-        scale = abs(float(values[0].values.mean())) if metric in RELATIVE else 1.0
+        scale = abs(float(values[0].values.mean())) if METRICS[metric].unit is Unit.SHARE else 1.0
         if scale == 0:
             message = f"{metric}: the baseline's mean is 0, so a relative margin has no meaning"
             found.append(_finding("sampling_marginal", metric, Status.INCONCLUSIVE, message, {}))
@@ -215,7 +205,7 @@ def _lengths(rollout: Rollout) -> Floats | None:
 
 
 def sample_values(rollout: Rollout, metric: str) -> Floats | None:
-    """One value a sample of a metric of `SAMPLING_MARGINS`, (N,); None if a sample lacks it."""
+    """One value a sample of a metric of `parity.records.margins.SAMPLING`, (N,); None if a sample lacks it."""
     return _COLUMNS[metric](rollout)
 
 

@@ -22,7 +22,7 @@ from parity.evidence.sampling.monitor import Monitor, Watched
 from parity.evidence.sampling.sequential import bernoulli_log_e
 from parity.evidence.values import ALPHA, Floats
 from parity.findings import Finding, Level, Severity, Status, Verdict, quantity
-from parity.records.experiment import DEFAULT_MARGINS
+from parity.records.margins import RUN, Unit, by_curve, metric_named
 from parity.records.samples import Rollout
 
 POLICIES = ("switchback", "probe")
@@ -34,12 +34,8 @@ REWARD_SPREAD = "rollout/group_reward_std"
 LOG_PROBS = "rollout/rollout_log_probs"
 DUPLICATES = "rollout/duplicate_pairs"
 
-TRAJECTORY_MARGINS: Mapping[str, float] = {
-    **{metric: DEFAULT_MARGINS[metric] for metric in (REWARD, LENGTH, TRUNCATED, REWARD_SPREAD)},
-    LOG_PROBS: 0.10,
-    DUPLICATES: 0.05,
-}
-"""Largest difference of the arms' means that counts as the same: absolute, by metric (log-probs: in nats a token)."""
+METRICS = (REWARD, LENGTH, TRUNCATED, REWARD_SPREAD, LOG_PROBS, DUPLICATES)
+"""What is measured of a group."""
 
 CLIPPED_NATS = 5.0
 """A response's mean negative log-prob is cut here, since bets need bounds."""
@@ -220,7 +216,7 @@ class Trajectory:
 
     policy: str
     arms: tuple[str, str]
-    margins: Mapping[str, float] = field(default_factory=lambda: TRAJECTORY_MARGINS)
+    margins: Mapping[str, float] = field(default_factory=lambda: margins_in_run({}))
     monitor: Monitor = field(default_factory=lambda: Monitor({}))
     alone: int = 0
     centres: Mapping[str, float] = field(default_factory=dict)
@@ -298,11 +294,25 @@ class Trajectory:
     def _watch(self, first: Sequence[DrawnGroup]) -> dict[str, Watched]:
         """What any of the first groups has is what is watched."""
         factor = 2 if self.policy == "switchback" else 1  # a switchback's increment has half the difference as its mean
+
+        def margin(name: str) -> float:
+            metric = metric_named(name)
+            if metric is None or metric.unit is not Unit.SHARE:
+                return self.margins[name]
+            of_baseline = [group for group in first if name in group.values]
+            return self.margins[name] * float(np.mean([g.values[name] * g.scales[name] for g in of_baseline])) or 1e-9
+
         return {
-            name: Watched(self.margins[name], factor * scale)
+            name: Watched(margin(name), factor * scale)
             for name, scale in {name: scale for group in first for name, scale in group.scales.items()}.items()
             if name in self.margins
         }
+
+
+def margins_in_run(margins: Mapping[str, float]) -> dict[str, float]:
+    """The margins of what is measured of a group, by curve: those given, by any of their names, else the defaults."""
+    known = {**by_curve(RUN), **by_curve(margins)}
+    return {metric: known[metric] for metric in METRICS}
 
 
 def e_value(log_e: float) -> str:

@@ -25,9 +25,10 @@ from parity.evidence.sampling.anytime import (
 from parity.evidence.sampling.margin import ClippedMargin, InsideMargin, groups_for_margin
 from parity.evidence.sampling.permutation import dealt_contrasts, equality_kernel
 from parity.evidence.sampling.sequential import ConfidenceSequence, EProcess
-from parity.evidence.sampling.set_size import FEWEST_GROUPS, RELATIVE, SAMPLING_MARGINS, ArmRollouts
+from parity.evidence.sampling.set_size import FEWEST_GROUPS, ArmRollouts
 from parity.evidence.values import ALPHA, Floats, Interval
 from parity.findings import Finding, Level, Status, quantity
+from parity.records.margins import METRICS, SAMPLING, Unit
 from parity.records.samples import Rollout
 
 RELABELINGS = 127
@@ -194,16 +195,16 @@ class Evidence:
         """No evidence yet.
 
         Args:
-            margins: The largest difference that does not matter, by metric, as in `SAMPLING_MARGINS`: stated before.
+            margins: The largest difference that does not matter, by metric, stated before.
             reward_range: The least and the largest reward there can be.
             max_new_tokens: The largest response length there can be, where it is known.
 
         Raises:
             UsageError: A metric is unknown, a margin is not positive, or the range is empty.
         """
-        unknown = sorted(set(margins) - set(SAMPLING_MARGINS))
+        unknown = sorted(set(margins) - set(SAMPLING))
         if unknown:
-            raise UsageError(f"no margins are known for {unknown}, only for {sorted(SAMPLING_MARGINS)}")
+            raise UsageError(f"no margins are known for {unknown}, only for {sorted(SAMPLING)}")
         if wrong := {name: margin for name, margin in margins.items() if not 0 < margin < np.inf}:
             raise UsageError(f"margins must be above 0 and finite, not {wrong}")
         width = reward_range[1] - reward_range[0]
@@ -212,7 +213,9 @@ class Evidence:
         bounds = {name: width if "reward" in name and name != "constant_reward" else 1.0 for name in BOUNDED}
         largest = {} if max_new_tokens is None else {"response_length": float(max_new_tokens)}
         means = {
-            ("sampling_marginal", name): Mean.of(margin, name in RELATIVE, bounds.get(name), largest.get(name))
+            ("sampling_marginal", name): Mean.of(
+                margin, METRICS[name].unit is Unit.SHARE, bounds.get(name), largest.get(name)
+            )
             for name, margin in margins.items()
         }
         for name in ("group_reward_std", "constant_reward"):

@@ -34,6 +34,7 @@ from parity.metrics import (
     late_median,
     late_median_log,
 )
+from parity.records.margins import Unit, metric_named
 
 LARGEST_MISSING_SHARE = 0.1
 HEAVY_TAILED = frozenset({"train/grad_norm", "train/loss", "train/pg_loss"})
@@ -104,8 +105,8 @@ def training_findings(
     Args:
         baseline: Curves by metric of each run of the baseline, as `parity.metrics.curves_of_run` makes them.
         experiment: The same of the experiment.
-        margins: The metrics that decide, each with the largest absolute difference that does not matter (in nats of its
-            log for the gradient norm), stated before the runs; `None` for twice the spread between runs of the history.
+        margins: The curves that decide, each with the largest difference that does not matter, in the unit of
+            `parity.records.margins`, stated before the runs; `None` for twice the spread between runs of the history.
         minimum_steps: Fewest common steps that a statement is made from.
         history: Earlier runs of the baseline against itself.
 
@@ -186,6 +187,13 @@ def _compare_metric(metric: str, arms: ArmCurves, margin: float | None, minimum_
         margin, source = made.value, HISTORY
     if n0 == n1 == 1 and len(earlier):
         first = RunValues(metric, (*first.runs, *earlier.runs), np.concatenate([first.values, earlier.values]))
+    known = metric_named(metric)
+    if source == STATED and known is not None and known.unit is Unit.SHARE:
+        scale = abs(float(first.values.mean()))
+        if scale == 0:
+            message = f"{metric}: the baseline's mean is 0, so a margin that is a share of it has no meaning"
+            return _training(metric, Status.INCONCLUSIVE, message, {})
+        margin *= scale
     comparison = compare_runs(first, second, margin)
     band = None
     if min(n0, n1) >= FEWEST_RUNS and len(aligned.steps) >= BAND_WIDTH:

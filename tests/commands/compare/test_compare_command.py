@@ -30,7 +30,7 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def compared(logs: Path, out: Path, *options: str, experiment: str = "same", runs: int = 4) -> tuple[int, str]:
     arms = [[str(logs / f"{name}{k}.log") for k in range(runs)] for name in ("base", experiment)]
-    margin = ("--margin", "rollout/response_len/mean=20")
+    margin = ("--margin", "rollout/response_len/mean=0.1")
     arguments = ["compare", "--baseline", *arms[0], "--experiment", *arms[1], *margin, "--out", str(out), *options]
     result = CliRunner().invoke(cli, arguments)
     if result.exception and not isinstance(result.exception, SystemExit):
@@ -79,7 +79,7 @@ def test_options_of_several_values_take_all_that_follow_and_may_be_repeated() ->
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--margin", "rollout/raw_reward"], "NAME=VALUE"),
+        (["--margin", "rollout/raw_reward"], "METRIC=NUMBER"),
         (["--margin", "rollout/raw_reward=-1"], "positive"),
         (["--margin", "rollout/raw_reward=x"], "not a number"),
         (["--ended", "nobody=oom"], "names no run"),

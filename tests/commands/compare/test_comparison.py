@@ -16,7 +16,7 @@ from parity.report import text
 from parity.report.document import Report
 from parity.sources.curves import RecordedRun
 
-MARGINS = {"rollout/response_len/mean": 10.0}
+MARGINS = {"response_length": 0.05}
 QUESTION = Question(margins_of(MARGINS, history=False))
 
 
@@ -95,7 +95,7 @@ def test_one_run_against_a_history_is_the_worked_prediction() -> None:
 
 def test_margins_come_from_the_history_unless_stated() -> None:
     margins = margins_of(MARGINS, history=True)
-    assert margins["rollout/response_len/mean"] == 10.0
+    assert margins["rollout/response_len/mean"] == 0.05
     assert margins["rollout/raw_reward"] is None
     history = arm("h", 6, 50)
     report = compare(arm("b", 5, 0), arm("e", 5, 100), history, Question(margins))
@@ -250,7 +250,7 @@ def test_a_margin_that_nothing_could_exceed_is_questioned(margin: float) -> None
 
 
 def test_margins_that_nobody_stated_are_named() -> None:
-    stated = {"rollout/raw_reward": 0.03, "rollout/response_len/mean": 10.0}
+    stated = {"rollout/raw_reward": 0.03, "rollout/response_len/mean": 0.07}
     report = compare(arm("b", 3, 0), arm("e", 3, 100), question=Question(margins_of(stated, history=False)))
     (named,) = of_check(report, "margin_defaults")
     assert "rollout/truncated_ratio" in named.message and not any(metric in named.message for metric in stated)

@@ -10,8 +10,9 @@ import pytest
 
 from parity.errors import InputError, UsageError
 from parity.findings import Finding, Level, Status
+from parity.records.margins import SAMPLING
 from parity.records.samples import Rollout, Sample
-from parity.stats import SAMPLING_MARGINS, sampling_findings
+from parity.stats import sampling_findings
 
 GROUPS, SIZE = 256, 8
 WIDE = {"reward": 0.1, "response_length": 0.1, "negative_log_likelihood": 0.1, "truncated": 0.1, "constant_reward": 0.2}
@@ -124,7 +125,7 @@ def test_a_favoured_slot_is_found_as_such() -> None:
 
 
 def test_few_groups_are_inconclusive_and_say_how_many_it_takes() -> None:
-    found = compare(groups=16, margins=SAMPLING_MARGINS)
+    found = compare(groups=16, margins=SAMPLING)
     independence, marginal = found["sampling_independence", "output_ids"], found["sampling_marginal", "reward"]
     assert (independence.status, marginal.status) == (Status.INCONCLUSIVE,) * 2
     assert "256" in independence.message
@@ -145,14 +146,14 @@ def test_arms_that_are_not_of_the_same_groups_are_refused() -> None:
     samples = draw_arm(np.random.default_rng(0), 4)
     whole, rng = Rollout.from_samples(samples), np.random.default_rng(0)
     with pytest.raises(InputError, match="7 to 8"):
-        sampling_findings(whole, Rollout.from_samples(samples[1:]), SAMPLING_MARGINS, rng)
+        sampling_findings(whole, Rollout.from_samples(samples[1:]), SAMPLING, rng)
     with pytest.raises(InputError, match="in one arm only"):
-        sampling_findings(whole, Rollout.from_samples(samples[SIZE:]), SAMPLING_MARGINS, rng)
+        sampling_findings(whole, Rollout.from_samples(samples[SIZE:]), SAMPLING, rng)
     samples[1].index = 0
     with pytest.raises(InputError, match="more than once"):
-        sampling_findings(whole, Rollout.from_samples(samples), SAMPLING_MARGINS, rng)
+        sampling_findings(whole, Rollout.from_samples(samples), SAMPLING, rng)
     with pytest.raises(InputError):
-        sampling_findings(Rollout.from_samples([]), whole, SAMPLING_MARGINS, rng)
+        sampling_findings(Rollout.from_samples([]), whole, SAMPLING, rng)
 
 
 def test_an_unknown_metric_is_refused() -> None:
