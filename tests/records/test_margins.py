@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from parity.errors import UsageError
@@ -52,3 +54,12 @@ def test_other_curves_are_taken_only_where_they_are_asked_for() -> None:
         parse_margins(["eval/accuracy=0.02"], WHOLE_RUNS)
     with pytest.raises(UsageError, match="more than once"):
         parse_margins(["reward=0.1", "rollout/raw_reward=0.2"], WHOLE_RUNS)
+
+
+def test_the_documented_table_is_the_table() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "ladder.md").read_text()
+    for metric in METRICS.values():
+        (row,) = (line for line in text.splitlines() if line.startswith(f"| `{metric.name}` |"))
+        cells = [cell.strip() for cell in row.strip("|").split("|")]
+        defaults = ["" if margin is None else f"{margin:g}" for margin in (metric.sampling, metric.run)]
+        assert cells[2:] == [metric.unit.value, *defaults, metric.reason]
