@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from parity.errors import InputError
-from parity.findings import quantity
+from parity.findings import Message, quantity
 from parity.records.samples import FINISH_REASONS, Rollout
 
 Floats = npt.NDArray[np.float64]
@@ -77,29 +77,29 @@ def spread(values: Sequence[float | None]) -> Spread | None:
 def balance_metrics(rollout: Rollout, requests: Iterable[str | None], engines: Sequence[str]) -> dict[str, float]:
     """How evenly a rollout fell on its engines: of requests and of response tokens, the spread over engines.
 
-    `perf/engine_requests/cv` and `perf/engine_requests/max_over_mean` are those of `spread`; `perf/engine_tokens/...`
-    are the same of response tokens. Absent where there is none.
-    Both are of what is known; `perf/engine_requests/unknown` says of how many the engine is not.
+    `perf/engine_requests/cv` and `perf/engine_requests/max_over_mean` are those of `spread` over the requests whose
+    engine is known, and are absent where `spread` has none; `perf/engine_requests/unknown` counts the other requests,
+    where there are some. `perf/engine_tokens/...` are the same of response tokens.
 
     Args:
         rollout: The samples of one training step, each with its `engine_id`.
         requests: The engine of each request, as far as it is known.
         engines: The names of all engines, those that were sent nothing included.
     """
-    names = np.asarray(engines, dtype=object)[:, None]
-    asked = np.asarray(list(requests), dtype=object)
-    lengths = rollout.ragged("output_ids").lengths
-    tokens = np.where(names == rollout.strings("engine_id"), lengths, 0).sum(axis=1)
+    names = np.asarray(engines, dtype=object)[:, None]  # (engines, 1), against which requests and samples broadcast
+    engine_of_request = np.asarray(list(requests), dtype=object)  # (requests,)
+    lengths = rollout.ragged("output_ids").lengths  # (samples,)
+    tokens = np.where(names == rollout.strings("engine_id"), lengths, 0).sum(axis=1)  # (engines,)
     metrics = {}
     for kind, loads, total in (
-        ("requests", (names == asked).sum(axis=1), len(asked)),
+        ("requests", (names == engine_of_request).sum(axis=1), len(engine_of_request)),
         ("tokens", tokens, int(lengths.sum())),
     ):
         if unknown := total - int(loads.sum()):
             metrics[f"perf/engine_{kind}/unknown"] = float(unknown)
-        if found := spread(loads.tolist()):
-            metrics[f"perf/engine_{kind}/cv"] = found.cv
-            metrics[f"perf/engine_{kind}/max_over_mean"] = found.max_over_mean
+        if uneven := spread(loads.tolist()):
+            metrics[f"perf/engine_{kind}/cv"] = uneven.cv
+            metrics[f"perf/engine_{kind}/max_over_mean"] = uneven.max_over_mean
     return metrics
 
 
@@ -116,8 +116,8 @@ def _known(rollout: Rollout, name: str) -> tuple[Floats, npt.NDArray[np.bool_], 
 
 
 def _missing(name: str, known: npt.NDArray[np.bool_]) -> dict[str, float]:
-    lacking = int(np.sum(~known))
-    return {f"rollout/missing/{name}": float(lacking)} if 0 < lacking < len(known) else {}
+    count = int(np.sum(~known))
+    return {f"rollout/missing/{name}": float(count)} if 0 < count < len(known) else {}
 
 
 def _length_metrics(rollout: Rollout, seconds: float, engines: int) -> dict[str, float]:
@@ -127,7 +127,7 @@ def _length_metrics(rollout: Rollout, seconds: float, engines: int) -> dict[str,
         lengths, known = ids.lengths.astype(np.float64), ids.valid
         metrics = _missing("output_ids", known)
     mask = rollout.ragged("loss_mask")
-    trained = np.bincount(mask.rows_of_values, weights=mask.values, minlength=len(rollout))
+    trained = np.bincount(mask.rows_of_values, weights=mask.values, minlength=len(rollout))  # tokens a sample, (rows,)
     lengths = np.where(mask.valid, trained, lengths)[known | mask.valid]
     if lengths.size == 0:
         return metrics
@@ -150,12 +150,14 @@ def _reward_metrics(rollout: Rollout, groups: npt.NDArray[np.int64]) -> dict[str
     if not known.any():
         return metrics
     metrics["rollout/raw_reward"] = float(rewards[known].mean())
+    # Groups are numbered again without those that have no reward; sizes, means and variances are (groups,).
     rewards, groups = rewards[known], np.unique(groups[known], return_inverse=True)[1].reshape(-1)
     sizes = np.bincount(groups)
     means = np.bincount(groups, weights=rewards) / sizes
     variances = np.bincount(groups, weights=(rewards - means[groups]) ** 2) / np.maximum(sizes - 1, 1)
     if (sizes > 1).any():
         metrics["rollout/group_reward_std"] = float(np.sqrt(variances[sizes > 1]).mean())
+    # Sorted by group, then by reward: a group's first and last entries are its lowest and highest reward.
     order = np.lexsort((rewards, groups))
     ends = np.cumsum(sizes)
     lowest, highest = rewards[order][ends - sizes], rewards[order][ends - 1]
@@ -193,11 +195,13 @@ def _log_prob_metrics(rollout: Rollout) -> dict[str, float]:
     unequal = masked & (mask.lengths != log_probs.lengths)
     if unequal.any():
         return metrics | {"rollout/missing/aligned_loss_mask": float(unequal.sum())}
+    # One weight a log-prob, (values,): that of the mask where the sample has one, else 1. Masks and log-probs of these
+    # samples have equal lengths, so that both selections have the same order.
     weights = np.ones(len(log_probs.values))
     weights[masked[log_probs.rows_of_values]] = mask.values[masked[mask.rows_of_values]]
     rows = log_probs.rows_of_values
-    tokens = np.bincount(rows, weights=weights, minlength=len(rollout))
-    trained = np.where(weights > 0, log_probs.values, 0.0)
+    tokens = np.bincount(rows, weights=weights, minlength=len(rollout))  # trained tokens a sample, (rows,)
+    trained = np.where(weights > 0, log_probs.values, 0.0)  # not a product: 0 times an infinite log-prob is NaN
     sums = np.bincount(rows, weights=trained, minlength=len(rollout))
     if (tokens > 0).any():
         metrics["rollout/rollout_log_probs"] = float(np.mean(sums[tokens > 0] / tokens[tokens > 0]))
@@ -387,19 +391,24 @@ class AlignedRuns:
         """The rows of the runs named, (len(runs), T)."""
         return self.values[[self.runs.index(run) for run in runs]]
 
-    def notes(self) -> tuple[str, ...]:
-        """What was found while aligning, one sentence each; empty when every run has the same steps once."""
-        found = []
-        for run, steps in self.missing.items():
-            found.append(f"{run} lacks {quantity(len(steps), 'steps')} of the common range (first {steps[0]})")
-        for run, count in self.outside.items():
-            found.append(f"{run} has {quantity(count, 'steps')} outside the common range, not used")
-        for run, steps in self.rewound.items():
-            again = quantity(len(steps), "steps")
-            found.append(f"{run} went through {again} more than once (first {steps[0]}); the last counts")
-        for run, steps in self.not_finite.items():
-            found.append(f"{run} is NaN or infinite at {quantity(len(steps), 'steps')} (first {steps[0]})")
-        return tuple(found)
+    def notes(self) -> tuple[Message, ...]:
+        """One sentence for each way in which a run's steps are not those of the others; empty where there is none."""
+        lacking, rewound, not_finite = (
+            [{"run": run, "steps": quantity(len(steps), "steps"), "first": steps[0]} for run, steps in by_run.items()]
+            for by_run in (self.missing, self.rewound, self.not_finite)
+        )
+        return (
+            *(Message("{run} lacks {steps} of the common range (first {first})", **values) for values in lacking),
+            *(
+                Message("{run} has {steps} outside the common range, not used", run=run, steps=quantity(count, "steps"))
+                for run, count in self.outside.items()
+            ),
+            *(
+                Message("{run} logged {steps} more than once (first {first}); the last counts", **values)
+                for values in rewound
+            ),
+            *(Message("{run} is NaN or infinite at {steps} (first {first})", **values) for values in not_finite),
+        )
 
 
 def align(curves: Sequence[Curve]) -> AlignedRuns:

@@ -103,7 +103,7 @@ class _Difference:
     """Where the arms first differ in a field: (step, group, slot), and what each has there."""
 
     key: tuple[int, int, int]
-    entry: str
+    entry: Message
     expected: Any
     observed: Any
 
@@ -190,7 +190,7 @@ def _presence(left: Rollout, right: Rollout) -> _Tally:
         return _Tally(len(a))
     key = lone[0] if lone else (-1, 0, 0)
     has = ("one", "none") if key in a else ("none", "one")
-    return _Tally(len(a.keys() | b.keys()), len(lone) + repeated, 0, _Difference(key, "", *has))
+    return _Tally(len(a.keys() | b.keys()), len(lone) + repeated, 0, _Difference(key, Message(""), *has))
 
 
 def _shared(left: Rollout, right: Rollout) -> tuple[Rollout, Rollout]:
@@ -225,13 +225,14 @@ def _column(name: str, left: Rollout, right: Rollout) -> _Tally:
 
 
 def _differing(name: str, left: Rollout, right: Rollout) -> npt.NDArray[np.bool_]:
-    """Rows whose values are not the same bits, (rows,); nulls are not looked at."""
+    """Rows whose values are not the same bits, (rows,); those of a row that is null count for nothing."""
     kind = SCHEMA.field(name).type
     if pa.types.is_list(kind) and not pa.types.is_string(kind.value_type):
         a, b = left.ragged(name), right.ragged(name)
         differs: npt.NDArray[np.bool_] = a.lengths != b.lengths
         alike = np.flatnonzero(~differs & (a.lengths > 0))
         if len(a.values) == len(b.values) and not differs.any():
+            # Every row has the same place in both, so that all values compare at once; offsets give back the row.
             unequal = np.flatnonzero(_bits(a.values) != _bits(b.values))
             differs[np.searchsorted(a.offsets, unequal, side="right") - 1] = True
         else:
@@ -252,15 +253,15 @@ def _bits(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return values.view(f"i{values.itemsize}") if values.dtype.kind == "f" else values
 
 
-def _first_entry(a: Any, b: Any) -> tuple[str, Any, Any]:
-    """Where two values first differ: lists at an entry, or in length."""
+def _first_entry(a: Any, b: Any) -> tuple[Message, Any, Any]:
+    """Where two values first differ, as words to append, and what each has there: lists at an entry, or in length."""
     if not isinstance(a, list) or not isinstance(b, list):
-        return "", a, b
+        return Message(""), a, b
     shorter = min(len(a), len(b))
     for place, (x, y) in enumerate(zip(a[:shorter], b[:shorter], strict=True)):
         if repr(x) != repr(y):
-            return f", entry {place}", x, y
-    return ", length", len(a), len(b)
+            return Message(" at entry {entry}", entry=place), x, y
+    return Message(" in length"), len(a), len(b)
 
 
 def _metrics(left: Sequence[Mapping[str, Any]], right: Sequence[Mapping[str, Any]]) -> Iterator[_Placed]:
@@ -269,7 +270,7 @@ def _metrics(left: Sequence[Mapping[str, Any]], right: Sequence[Mapping[str, Any
     names = sorted({name for rows in (a, b) for row in rows.values() for name in row if _replayable(name)})
     steps = sorted(a.keys() | b.keys())
     if not names:
-        yield _LAST, _finding("metrics", Status.NOT_COMPARED, "no training metrics recorded")
+        yield _LAST, _finding("metrics", Status.NOT_COMPARED, Message("no training metrics recorded"))
     for order, name in enumerate(names):
         yield _metric(name, order, steps, a, b)
 
@@ -324,7 +325,7 @@ def _by_step(rows: Sequence[Mapping[str, Any]], side: str) -> dict[int, Mapping[
 def _finding(
     name: str,
     status: Status,
-    message: str,
+    message: Message,
     where: Where | None = None,
     expected: Any = None,
     observed: Any = None,
@@ -333,6 +334,3 @@ def _finding(
     return Finding(
         f"twin_{name}", Level.REPLAY, status, message, where or Where(), expected, observed, evidence=evidence or {}
     )
-
-
-# --- a recording in place of an engine
