@@ -45,7 +45,7 @@ messages: $(INSTALLED)
 
 docs: $(INSTALLED)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
-	$(BIN)/python tools/docs/reference.py
+	$(BIN)/python tools/reference.py
 	$(BIN)/mkdocs build --strict
 
 sglang: $(SGLANG_INSTALLED)

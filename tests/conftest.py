@@ -1,4 +1,4 @@
-"""Valid rollouts, built without any of the code under test, and the exchanges that they could have come from."""
+"""What tests share: valid rollouts and exchanges, a policy that is trained once, and the command as a process."""
 
 from __future__ import annotations
 

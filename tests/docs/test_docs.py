@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import shlex
@@ -21,6 +20,9 @@ from documentation import MARKDOWN, PAGES, ROOT, commands_named, documented, tok
 from toy_engine import toy_engine
 
 from parity.cli import cli
+from parity.conformance import CASES
+from parity.contract_checks import CHECKS
+from parity.faults import CONTROLS, FAULTS
 
 HOST_TEST = ROOT / "docs" / "workflows" / "test_rollout_contract.py"
 GOLDEN = ROOT / "tests" / "data" / "sglang-0.5.23-cpu.exchanges.jsonl"
@@ -88,16 +90,45 @@ def test_the_site_shows_every_page():
     assert set(shown_in(navigation)) == pages
 
 
-def generator():
-    spec = importlib.util.spec_from_file_location("docs_reference", ROOT / "tools" / "docs" / "reference.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def reference(page: str) -> dict[str, str]:
+    """The text below each heading of the third level; the second level groups them, and the first is the title's."""
+    text = (ROOT / "docs" / "reference" / page).read_text()
+    levels = [token.tag for token in MARKDOWN.parse(text) if token.type == "heading_open"]
+    headings = re.findall(r"^(#+) (.*)$", text, re.MULTILINE)
+    assert [f"h{len(marks)}" for marks, _ in headings] == levels
+    assert levels.count("h1") == 1 and not any(title.startswith("#") for _, title in headings)
+    entries = [entry.partition("\n") for entry in re.split(r"^### |^## .*$", text, flags=re.MULTILINE)[1:]]
+    return {title: below.strip() for title, _, below in entries if title}
 
 
-def test_the_reference_is_what_the_code_says():
-    for path, text in generator().pages():
-        assert path.read_text() == text, f"{path.name} is out of date: python tools/docs/reference.py writes it"
+def test_the_reference_has_every_check_and_its_faults():
+    """Up to date by `python tools/reference.py`."""
+    entries = reference("checks.md")
+    assert sorted(entries) == sorted(check.name for check in CHECKS)
+    for check in CHECKS:
+        assert entries[check.name].startswith(f"{check.rule}. *({check.severity.value})*")
+        caught = re.findall(r"\]\(faults\.md#([\w-]+)\)", entries[check.name])
+        assert caught == [name for name, fault in FAULTS.items() if fault.check == check.name], check.name
+
+
+def test_the_reference_has_every_fault_with_its_check_and_its_origin():
+    entries = reference("faults.md")
+    assert sorted(entries) == sorted(FAULTS)
+    for name, fault in FAULTS.items():
+        check = fault.check.partition(":")[0]
+        rung = f"{fault.level.rung} {fault.level.value}"
+        for part in (fault.description, f"Caught by [{check}](", rung, fault.origin):
+            assert part in entries[name], name
+        assert (f"--plant {name}@" in entries[name]) == bool(fault.in_run), name
+
+
+def test_the_reference_has_every_control_and_every_case():
+    for page, known in (("faults.md", CONTROLS), ("cases.md", CASES)):
+        text = (ROOT / "docs" / "reference" / page).read_text()
+        listed = dict(re.findall(r"^- \*\*([\w-]+)\*\*: (.*)$", text, re.MULTILINE))
+        said = {item.name: getattr(item, "rule", None) or item.description for item in known}
+        assert list(listed) == list(said)
+        assert all(listed[name].startswith(sentence) for name, sentence in said.items())
 
 
 def parse(line: str) -> click.Context:

@@ -1,9 +1,11 @@
-"""Samples and exchanges of both arms on disk, block by block; what a death cut off is dropped and asked again.
+"""Samples and exchanges of both arms on disk.
 
-<out>/sampling.json                           what was asked
-<out>/runs/<arm>-seed<k>/groups.exchanges.jsonl   one line a request
-groups.samples.jsonl     one line a sample
-<out>/report/                                 report.md, report.json, junit.xml
+    <out>/sampling.json                               what was asked
+    <out>/runs/<arm>-seed<k>/groups.exchanges.jsonl   one line a request
+                             groups.samples.jsonl     one line a sample
+    <out>/report/                                     report.md, report.json, junit.xml
+
+Both are written block by block. A block that was cut off is dropped when the directory is read, and asked for again.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Writes docs/reference: a page of checks, of faults, and of the cases that an engine is held to, from the code.
 
-Run as `python tools/docs/reference.py`, and again after a change to any of them.
+Run as `python tools/reference.py`, and again after a change to any of them.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from parity.evidence.contract import accounting
 from parity.faults import CONTROLS, FAULTS, Fault
 from parity.findings import Severity
 
-REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
-GENERATED = "<!-- written by tools/docs/reference.py -->"
+REFERENCE = Path(__file__).parents[1] / "docs" / "reference"
+GENERATED = "<!-- written by tools/reference.py -->"
 CHECK_NAMES = frozenset(check.name for check in CHECKS)
 PLACES = {
     "engine": "The engine",
