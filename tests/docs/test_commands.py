@@ -16,7 +16,7 @@ from parity.cli import main
 
 SHELL_ENDS = ("|", "||", "&", "&&", ";", ">")
 CHECK, COMPARE = "parity check", "parity compare --baseline logs/stock-*.log --experiment logs/native-*.log"
-SAMPLE = "parity sample --engine {} --prompts train.jsonl --max-new-tokens 1024 --reward my_task:reward"
+SAMPLE = "parity sample --engine {} --prompts train.jsonl --max-new-tokens 1024 --reward my_task.py:reward"
 LOCALHOST, LOOPBACK = "http://localhost:30000", "http://127.0.0.1:30000"
 
 RUN = {
@@ -35,7 +35,7 @@ RUN = {
     f"{CHECK} parity-out/20260101-120000": 0,
     f"{CHECK} dumps/rollout_data --group-size 8 --temperature 1": 0,
     f"{CHECK} run.samples.jsonl.gz run.exchanges.jsonl.gz --max-new-tokens 4096 --stop-token-ids 151645": 0,
-    f"{CHECK} relax-results/train --group-size 8 --reward my_task:reward --junit parity.xml": 0,
+    f"{CHECK} relax-results/train --group-size 8 --reward my_task.py:reward --junit parity.xml": 0,
     # the toy engine lacks parts of the protocol
     f"{CHECK} {LOCALHOST}": 1,
     f"{CHECK} {LOOPBACK}": 1,
