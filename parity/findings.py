@@ -109,13 +109,15 @@ class Severity(str, Enum):
 
 
 class Verdict(str, Enum):
-    """The outcome of a comparison of two arms."""
+    """The outcome of a comparison of two arms, or of a check (`PASS` and `FAIL`)."""
 
     PARITY = "PARITY"
     CURVES_AGREE = "CURVES_AGREE"
     """Of recorded curves alone, which can falsify parity and never show it."""
     DIFFERENT = "DIFFERENT"
     INCONCLUSIVE = "INCONCLUSIVE"
+    PASS = "PASS"
+    FAIL = "FAIL"
 
     @property
     def words(self) -> str:
@@ -217,10 +219,11 @@ def short_repr(value: object, longest: int = 60) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """A verdict and the sentences that it rests on."""
+    """A verdict, the sentences that it rests on, and what would decide it where it is inconclusive."""
 
     verdict: Verdict
     reasons: Sequence[str]
+    open_question: str = ""
 
 
 def status_of_level(findings: Iterable[Finding], level: Level) -> Status:

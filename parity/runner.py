@@ -151,6 +151,7 @@ def _describe_policy(task: Task) -> dict[str, Any]:
     config = config_for(task)
     shape = config.get_text_config()
     return {
+        "model": f"{config.model_type}, {shape.num_hidden_layers} layers of {shape.hidden_size}, warm-started",
         "vocab_size": shape.vocab_size,
         "context_length": shape.max_position_embeddings,
         "stop_token_ids": [shape.eos_token_id],
@@ -213,8 +214,10 @@ async def _run_pairs(
         capabilities, designs = seen.capabilities, choose_designs(config, seen)
         if LIST_TWIN in designs:
             watcher.note(f"{LIST_TWIN}: {LIST_TWIN_REACH}")
-        version = str((await client.server_info()).get("version", "not stated"))
-        facts = {"designs": designs, "engine_capabilities": asdict(capabilities), "engine_version": version}
+        info = await client.server_info()
+        version, dtype = (str(info.get(name) or "not stated") for name in ("version", "dtype"))
+        facts = {"designs": designs, "engine_capabilities": asdict(capabilities)}
+        facts |= {"engine_version": version, "engine_dtype": dtype}
         # In other words after a resume where a refusal names a port, but then the capabilities say the same.
         facts["engine_determinism"] = read_experiment(out).get("engine_determinism", seen.to_json())
         amend_experiment(out, facts)

@@ -21,8 +21,9 @@ from parity.cli.shared import (
     publish_to,
     tell_github,
     tracker_options,
+    written,
 )
-from parity.records.margins import RUN, WHOLE_RUNS, margin_option_help, parse_margins
+from parity.records.margins import RUN, WHOLE_RUNS, by_curve, margin_option_help, parse_margins
 from parity.report.trackers import Targets
 from parity.report.words import Language, speaker
 
@@ -100,8 +101,8 @@ def compare(
     from parity.report.write import write_report
     from parity.sources.curves import Names, load_names, read_runs
 
-    stated = parse_margins(margins, WHOLE_RUNS, others=True)
-    question = Question(margins_of(stated, bool(history)), min_steps, parse_pairs("--ended", ended))
+    stated = by_curve(parse_margins(margins, WHOLE_RUNS, others=True))
+    question = Question(margins_of(stated, bool(history)), min_steps, parse_pairs("--ended", ended), tuple(stated))
     known = load_names(names) if names else Names()
     sides = (("baseline", baseline), ("experiment", experiment), ("history", history))
     runs: dict[str, list[Any]] = {side: [] for side, _ in sides}
@@ -124,6 +125,6 @@ def compare(
     else:
         print_comparison(report, console, language)
         say = speaker(language)
-        console.print(f"{say('report')}{say(': ')}{files[-1]}", style="dim")
+        console.print(written(files, say), style="dim", markup=False)
     publish_to(targets, report, directory)
     sys.exit(EXIT_CODES[report.verdict.verdict])

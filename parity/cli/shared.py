@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from functools import wraps
@@ -22,13 +22,20 @@ from parity.errors import EngineError, InputError, ParityError, UsageError
 from parity.findings import Verdict
 from parity.records.experiment import ARMS
 from parity.report.trackers import Targets, check_installed, publish
-from parity.report.words import LANGUAGES, Language, speaker
+from parity.report.words import LANGUAGES, Language, Say, speaker
 from parity.shown import shown
 
 if TYPE_CHECKING:
     from parity.report.document import Report  # imports scipy, which takes seconds
 
-EXIT_CODES = {Verdict.PARITY: 0, Verdict.DIFFERENT: 1, Verdict.INCONCLUSIVE: 3}
+EXIT_CODES = {
+    Verdict.PARITY: 0,
+    Verdict.CURVES_AGREE: 0,
+    Verdict.PASS: 0,
+    Verdict.DIFFERENT: 1,
+    Verdict.FAIL: 1,
+    Verdict.INCONCLUSIVE: 3,
+}
 EXIT_HELP = "Exit code: 0 parity, 1 different, 2 wrong input or command, 3 inconclusive."
 NO_TARGETS = Targets()
 SEVERAL = ("--baseline", "--counts", "--experiment", "--history", "--mode", "--router")
@@ -123,10 +130,17 @@ def conclude(
         console.print(result.verdict.verdict.value)
     else:
         print_report(result, console, language)
-        say = speaker(language)
-        console.print(f"{say('report')}{say(': ')}{files[-1]}{say(' and ')}{files[-2].name}", style="dim")
+        console.print(written(files, speaker(language)), style="dim", markup=False)
     publish_to(targets, result, directory / "report")
     sys.exit(EXIT_CODES[result.verdict.verdict])
+
+
+def written(files: Sequence[Path], say: Say) -> str:
+    """Which files a command wrote."""
+    names = [path.name for path in files if path.suffix != ".png"]
+    pictures = len(files) - len(names)
+    more = [say("{count} pictures", count=pictures)] if pictures else []
+    return say("written to {directory}: {names}", directory=files[0].parent, names=say(", ").join([*names, *more]))
 
 
 def tell_github(report: Report, language: Language = "en") -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import Any
@@ -10,7 +10,19 @@ from typing import Any
 import numpy as np
 
 from parity.errors import UsageError
-from parity.findings import Finding, Judgement, Level, Severity, Status, Verdict, Where, quantity, status_of_level
+from parity.findings import (
+    Finding,
+    Judgement,
+    Level,
+    Message,
+    Severity,
+    Status,
+    Verdict,
+    Where,
+    listed,
+    quantity,
+    status_of_level,
+)
 from parity.metrics import RunCurves
 from parity.records.margins import RUN_CURVES, Unit, by_curve, metric_named
 from parity.records.metric_names import REWARD
@@ -49,11 +61,18 @@ class Question:
             takes it from the history.
         minimum_steps: Fewest common steps that a statement is made from.
         ended: How runs ended, by run, where the user knows more than their sources.
+        stated: The curves whose margin the user stated.
     """
 
     margins: Mapping[str, float | None] = field(default_factory=lambda: dict(RUN_CURVES))
     minimum_steps: int = MINIMUM_STEPS
     ended: Mapping[str, str] = field(default_factory=dict)
+    stated: Collection[str] = ()
+
+    @property
+    def defaults(self) -> list[str]:
+        """The curves whose margin is a default."""
+        return [curve for curve, margin in self.margins.items() if margin is not None and curve not in self.stated]
 
 
 def margins_of(stated: Mapping[str, float], history: bool) -> dict[str, float | None]:
@@ -102,6 +121,7 @@ def compare(
         **(provenance or {}),
         "baseline": BASELINE,
         "experiment": EXPERIMENT,
+        "default_margins": asked.defaults,
         "margins": {metric: margin for metric, margin in asked.margins.items() if margin is not None},
     }
     records = [
@@ -109,24 +129,41 @@ def compare(
         for arm, runs in ((BASELINE, baseline), (EXPERIMENT, experiment))
         for seed, run in enumerate(runs)
     ]
-    return build_report(facts, records, findings, judge_curves(findings))
+    return build_report(facts, records, findings, judge_curves(findings, asked.defaults))
 
 
-def judge_curves(findings: Sequence[Finding]) -> Judgement:
-    """The verdict on curves alone, which is the weakest evidence there is.
+def judge_curves(findings: Sequence[Finding], defaults: Collection[str] = ()) -> Judgement:
+    """The verdict on curves alone, which can contradict parity and never show it.
 
-    DIFFERENT if a deciding metric or the collapse rate differs; PARITY if every deciding metric that was recorded is
-    within its margin, the reward among them, and nothing is left open; else INCONCLUSIVE.
+    DIFFERENT if a deciding metric or the collapse rate differs; CURVES_AGREE if every deciding metric that was recorded
+    is within a margin that somebody stated or the history gives, the reward among them, and nothing is left open; else
+    INCONCLUSIVE.
+
+    Args:
+        findings: All findings.
+        defaults: The metrics whose margin nobody stated.
     """
     training = [finding for finding in findings if finding.level is Level.TRAINING]
     status = status_of_level(training, Level.TRAINING)
     decided = [finding for finding in training if finding.check in ("training_parity", "conditional_parity")]
-    reasons = [f"{finding.status.value.replace('_', ' ')}: {finding.message}" for finding in decided]
+    reasons: list[str] = [
+        Message("{status}: {message}", status=finding.status.value.replace("_", " "), message=finding.message)
+        for finding in decided
+    ]
     reasons += [finding.message for finding in training if finding.check == "worst_case"]
     if status is Status.FAIL:
         return Judgement(Verdict.DIFFERENT, reasons)
-    rewarded = any(finding.where.field == REWARD and finding.status is Status.PASS for finding in decided)
-    return Judgement(Verdict.PARITY if status is Status.PASS and rewarded else Verdict.INCONCLUSIVE, reasons)
+    passed = {str(finding.where.field) for finding in decided if finding.status is Status.PASS}
+    if status is not Status.PASS or REWARD not in passed:
+        return Judgement(Verdict.INCONCLUSIVE, reasons)
+    if unstated := sorted(passed & set(defaults)):
+        open_question = Message(
+            "The curves agree within default margins, which nobody stated for these runs: state those that matter with "
+            "--margin METRIC=VALUE, or give earlier runs with --history ({metrics}).",
+            metrics=listed(unstated),
+        )
+        return Judgement(Verdict.INCONCLUSIVE, reasons, open_question)
+    return Judgement(Verdict.CURVES_AGREE, reasons)
 
 
 def _check_names(runs: Sequence[RecordedRun], ended: Mapping[str, str]) -> None:

@@ -34,11 +34,12 @@ from parity.records.experiment import (
     plan_pairs,
     weight_version,
 )
-from parity.records.margins import WHOLE_RUNS, by_curve
+from parity.records.margins import RUN, WHOLE_RUNS, by_curve
 from parity.records.samples import Rollout, Sample
 from parity.records.store import RunStore, read_experiment, run_store
 from parity.report.document import Report, build_report
 from parity.report.runs import RunRecord
+from parity.report.scope import REFERENCE_TRAINER
 from parity.stats import (
     DrawnGroup,
     GroupBounds,
@@ -128,9 +129,15 @@ def assess(directory: Path) -> Report:
         *_training_findings(pairs, config),
         *_cost_findings(pairs),
     ]
-    return build_report(
-        experiment, [record for pair in started for record in _records(pair)], findings, judge(findings)
-    )
+    records = [record for pair in started for record in _records(pair)]
+    defaults = {name: margin for name, margin in RUN.items() if config.margins.get(name) == margin}
+    facts = {
+        "trainer": REFERENCE_TRAINER,
+        "model": experiment.get("policy", {}).get("model"),
+        "default_margins": [*defaults, *by_curve(defaults)],
+        **experiment,
+    }
+    return build_report(facts, records, findings, judge(findings))
 
 
 def _read_pair(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +12,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from parity.findings import Finding, Status, quantity
+from parity.findings import Finding, Message, Status, Verdict, listed, quantity
+from parity.report.colours import COLOURS
 from parity.report.words import one_line
 from parity.sources.dumps import Omission
-
-
-class CheckVerdict(str, Enum):
-    """The outcome of a check."""
-
-    PASS = "PASS"
-    FAIL = "FAIL"
-    INCONCLUSIVE = "INCONCLUSIVE"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,23 +37,23 @@ class CheckResult:
     @property
     def damaged(self) -> bool:
         """Whether a file of a known format could not be read whole."""
-        return any(one.damaged for one in self.omissions)
+        return any(omission.damaged for omission in self.omissions)
 
     @property
-    def verdict(self) -> CheckVerdict:
+    def verdict(self) -> Verdict:
         """FAIL if a rule is broken, PASS if some were checked and everything could be read, else INCONCLUSIVE."""
         if any(finding.fails for finding in self.findings):
-            return CheckVerdict.FAIL
+            return Verdict.FAIL
         compared = any(finding.status is Status.PASS for finding in self.findings)
         undecided = any(finding.status is Status.INCONCLUSIVE for finding in self.findings)
-        return CheckVerdict.PASS if compared and not undecided and not self.damaged else CheckVerdict.INCONCLUSIVE
+        return Verdict.PASS if compared and not undecided and not self.damaged else Verdict.INCONCLUSIVE
 
     @property
     def exit_code(self) -> int:
         """0 passed, 1 failed, 2 a file could not be read whole, 3 inconclusive."""
-        if self.verdict is CheckVerdict.INCONCLUSIVE:
+        if self.verdict is Verdict.INCONCLUSIVE:
             return 2 if self.damaged else 3
-        return int(self.verdict is CheckVerdict.FAIL)
+        return int(self.verdict is Verdict.FAIL)
 
     def to_json(self) -> dict[str, Any]:
         """The result in the format of `--json`."""
@@ -79,7 +71,6 @@ class CheckResult:
 CASES_SHOWN = 3
 FILES_SHOWN = 3
 NAMES_SHOWN = 8
-_COLOUR = {CheckVerdict.PASS: "green", CheckVerdict.FAIL: "red", CheckVerdict.INCONCLUSIVE: "yellow"}
 _COLOUR_OF_STATE = {"FAIL": "bold red", "warning": "yellow", "inconclusive": "yellow"}
 
 
@@ -99,7 +90,7 @@ def print_checks(result: CheckResult, console: Console) -> None:
             counts = (f"{_total(own, count):,}" for count in ("checked", "failed"))
             table.add_row(name, state(own), *counts, Text(_cases(own)), style=_COLOUR_OF_STATE[state(own)])
         console.print(table)
-    console.print(Text(headline(result), style=f"bold {_COLOUR[result.verdict]}"))
+    console.print(Text(headline(result), style=f"bold {COLOURS[result.verdict]}"))
 
 
 def _cases(findings: Sequence[Finding]) -> str:
@@ -134,19 +125,33 @@ def _print_omissions(result: CheckResult, console: Console) -> None:
         console.print(Text(f"left out, {reason}: {', '.join(paths[:FILES_SHOWN])}{more}", style="dim"))
 
 
-def headline(result: CheckResult) -> str:
-    """The verdict in one sentence, with what it rests on."""
+def headline(result: CheckResult) -> Message:
+    """The verdict in one sentence: on how many checks it rests, of what, and what was not checked."""
     checks = by_check(result.findings)
-    failed = [check for check, own in checks.items() if state(own) == "FAIL"]
-    uncompared = sum(state(own) == "not compared" for own in checks.values())
-    counts = ", ".join(quantity(count, name) for name, count in result.counts.items() if count)
-    more = f" and {len(failed) - NAMES_SHOWN} more" if len(failed) > NAMES_SHOWN else ""
-    names = f"{', '.join(failed[:NAMES_SHOWN])}{more}"
-    parts = [f"{len(failed)} of {quantity(len(checks), 'checks')} fail ({names})" if failed else "no check fails"]
-    parts += [f"{uncompared} could not be compared"] if uncompared else []
-    damaged = sum(one.damaged for one in result.omissions)
-    parts += [f"files that could not be read whole: {damaged}"] if damaged else []
-    return f"{result.verdict.value}: {counts}: {'; '.join(parts)}."
+    states = {name: state(findings) for name, findings in checks.items()}
+    failed = [name for name, result_of in states.items() if result_of == "FAIL"]
+    missing = [name for name, result_of in states.items() if result_of == "not compared"]
+    counts = listed(quantity(count, name) for name, count in result.counts.items() if count)
+    damaged = sum(omission.damaged for omission in result.omissions)
+    parts = [Message("not checked: {names}", names=_names(missing))] if missing else []
+    parts += [Message("{files} could not be read whole", files=quantity(damaged, "files"))] if damaged else []
+    return Message(
+        "{verdict}: {failed} of {checks} fail ({names}): {parts}."
+        if failed
+        else "{verdict} on {compared} of {checks}: {parts}.",
+        verdict=result.verdict.words,
+        failed=len(failed),
+        names=_names(failed),
+        compared=len(checks) - len(missing),
+        checks=quantity(len(checks), "checks"),
+        parts=listed([counts, *parts], "; "),
+    )
+
+
+def _names(names: Sequence[str]) -> Message:
+    """The first names, and how many more there are."""
+    more = [f"{len(names) - NAMES_SHOWN} more"] if len(names) > NAMES_SHOWN else []
+    return listed([*names[:NAMES_SHOWN], *more])
 
 
 def by_check(findings: Sequence[Finding]) -> dict[str, list[Finding]]:

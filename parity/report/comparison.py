@@ -7,18 +7,18 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from parity.findings import Finding, Level, Status, Verdict
+from parity.findings import Finding, Level, Status
 from parity.report import text
+from parity.report.colours import STATUS_COLOURS
 from parity.report.document import Report
 from parity.report.sentences import in_language
+from parity.report.terminal import print_verdict
 from parity.report.words import Language, Say, one_line, speaker
 
 SHOWN = 12
 """Remarks that are printed; report.md has the others."""
 COLUMNS = ("baseline", "experiment", "difference", "margin", "finding")
 _DECIDING = ("training_parity", "conditional_parity", "collapse_rate")
-_COLOUR_OF_STATUS = {Status.FAIL: "red", Status.INCONCLUSIVE: "yellow", Status.NOT_COMPARED: "dim"}
-_COLOUR_OF_VERDICT = {Verdict.PARITY: "green", Verdict.DIFFERENT: "red", Verdict.INCONCLUSIVE: "yellow"}
 
 
 def print_comparison(report: Report, console: Console, language: Language = "en") -> None:
@@ -30,24 +30,23 @@ def print_comparison(report: Report, console: Console, language: Language = "en"
     table = Table(metric, *map(say, COLUMNS), box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for finding in deciding:
         if "baseline" in finding.evidence and finding.check != "collapse_rate":
-            table.add_row(*map(Text, _cells(finding, say)), style=_COLOUR_OF_STATUS.get(finding.status, ""))
+            table.add_row(*map(Text, _cells(finding, say)), style=STATUS_COLOURS[finding.status])
     if table.row_count:
         console.print(table)
     for finding in deciding:
         line = f"  {text.status(finding.status, say)}{say(': ')}{one_line(finding.message)}"
-        console.print(Text(line, style=_COLOUR_OF_STATUS.get(finding.status, "")))
+        console.print(Text(line, style=STATUS_COLOURS[finding.status]))
     for finding in report.findings:
         if finding.level is Level.COST:
-            found = f"{finding.level.rung} {text.status(finding.status, say)}"
-            console.print(Text(f"  {found}{say(': ')}{one_line(finding.message)}"))
+            line = f"{finding.level.rung} {text.status(finding.status, say)}{say(': ')}{one_line(finding.message)}"
+            console.print(Text(f"  {line}"))
     _print_remarks([finding for finding in report.findings if _is_remark(finding)], console, say)
-    verdict = report.verdict.verdict
-    console.print(Text(one_line(text.headline(report, say)), style=f"bold {_COLOUR_OF_VERDICT[verdict]}"))
+    print_verdict(report, console, say)
 
 
 def _print_remarks(remarks: list[Finding], console: Console, say: Say) -> None:
     for finding in remarks[:SHOWN]:
-        console.print(Text(f"  {one_line(text.said(finding, say))}", style="dim"))
+        console.print(Text(f"  {one_line(text.sentence(finding, say))}", style="dim"))
     if (more := len(remarks) - SHOWN) > 0:
         console.print(Text(f"  {say('{number} more: see report.md', number=more)}", style="dim"))
 
@@ -64,9 +63,9 @@ def _cells(finding: Finding, say: Say) -> tuple[str, ...]:
     evidence = finding.evidence
     means = [sum(of_arm.values()) / len(of_arm) for of_arm in (evidence["baseline"], evidence["experiment"])]
     return (
-        str(finding.where.field),
+        say("{metric}, log", metric=finding.where.field) if text.in_log(finding) else str(finding.where.field),
         *map(text.number, means),
         text.number(evidence["estimate"], signed=True),
-        f"±{text.number(evidence['margin'])}",
+        text.margin_of(finding, say),
         text.status(finding.status, say),
     )

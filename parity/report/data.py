@@ -12,7 +12,7 @@ import orjson
 from parity.report import text
 from parity.report.document import Report
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Version of the format, as report.schema.json describes it; it grows when a reader of the old one would be misled."""
 
 
@@ -27,6 +27,7 @@ def document(report: Report) -> dict[str, Any]:
         "schema_version": SCHEMA_VERSION,
         "verdict": report.verdict.verdict.value,
         "headline": text.headline(report),
+        "scope": asdict(report.scope),
         "plants": report.plants,
         "reasons": text.reasons(report),
         "baseline": report.baseline,

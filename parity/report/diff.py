@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from parity.errors import InputError, UsageError
-from parity.findings import Status, Where
+from parity.findings import Severity, Status, Where
 from parity.records.store import read_json
 from parity.report.data import SCHEMA_VERSION
 
@@ -39,8 +39,8 @@ class Change:
     """One difference between two reports.
 
     Attributes:
-        kind: ``verdict``, ``finding`` (its status, or whether it was made), ``message`` (of a finding with the same
-            status), ``number`` (of the first table or the cost), ``run``, or ``provenance``.
+        kind: ``verdict``, ``finding`` (what a check came to, or whether it was made), ``message`` (of a check that came
+            to the same), ``number`` (of the first table or the cost), ``run``, or ``provenance``.
         name: What differs.
         before: Its value in the first report; `None` where that lacks it.
         after: Its value in the second report.
@@ -87,8 +87,8 @@ def diff(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]:
     """
     arms = [(report["baseline"], report["experiment"]) for report in (before, after)]
     if arms[0] != arms[1]:
-        said = " and ".join(f"{experiment} against {baseline}" for baseline, experiment in arms)
-        raise UsageError(f"these are reports of different experiments: {said}")
+        names = " and ".join(f"{experiment} against {baseline}" for baseline, experiment in arms)
+        raise UsageError(f"these are reports of different experiments: {names}")
     changes = [*_changed("verdict", {"verdict": before["verdict"]}, {"verdict": after["verdict"]})]
     changes += _findings(before["findings"], after["findings"])
     changes += _changed("number", _numbers(before), _numbers(after))
@@ -104,24 +104,63 @@ def _changed(kind: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> 
 
 
 def _findings(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> list[Change]:
-    first, second = _by_place(before), _by_place(after)
+    """A change of each check, however many places it names: what it came to, or else where and in which words."""
+    first, second = _by_check(before), _by_check(after)
     changes = []
-    for part, kind in (("status", "finding"), ("message", "message")):
-        statuses = [{name: finding.get(part) for name, finding in side.items()} for side in (first, second)]
-        changes += _changed(kind, *statuses)
-    decided = {change.name for change in changes if change.kind == "finding"}
-    return [change for change in changes if change.kind == "finding" or change.name not in decided]
+    for name in dict.fromkeys([*first, *second]):
+        one, two = first.get(name, []), second.get(name, [])
+        if _worst(one) != _worst(two):
+            changes.append(Change("finding", name, _in_words(one), _in_words(two)))
+        elif (messages := _messages(one)) != (others := _messages(two)):
+            changes.append(Change("message", name, _first_unlike(messages, others), _first_unlike(others, messages)))
+    return sorted(changes, key=lambda change: change.kind != "finding")
 
 
-def _by_place(findings: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    """Findings by level, check and place; of several at one place, by their order too."""
-    named: dict[str, Mapping[str, Any]] = {}
+def _by_check(findings: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
+    """Findings by level and check."""
+    named: dict[str, list[Mapping[str, Any]]] = {}
     for finding in findings:
-        place = Where(**{part: finding["where"].get(part) for part in Where.__slots__})
-        name = f"{finding.get('level')} {finding.get('check')}{f' at {place}' if place != Where() else ''}"
-        number = sum(known == name or known.startswith(f"{name} (") for known in named)
-        named[f"{name} ({number + 1})" if number else name] = finding
+        named.setdefault(f"{finding.get('level')} {finding.get('check')}", []).append(finding)
     return named
+
+
+_WORST_FIRST = ("fail", "warning", "inconclusive", "not_compared", "pass")
+
+
+def _status(finding: Mapping[str, Any]) -> str:
+    """A finding's status; what fails as a warning is one."""
+    warns = finding["status"] == Status.FAIL.value and finding.get("severity") == Severity.WARNING.value
+    return "warning" if warns else str(finding["status"])
+
+
+def _worst(findings: Sequence[Mapping[str, Any]]) -> str | None:
+    """What a check came to; `None` where it was not made."""
+    return min(map(_status, findings), key=_WORST_FIRST.index, default=ABSENT)
+
+
+def _place(finding: Mapping[str, Any]) -> str:
+    return str(Where(**{part: finding["where"].get(part) for part in Where.__slots__}))
+
+
+def _in_words(findings: Sequence[Mapping[str, Any]]) -> str | None:
+    """What a check came to, with the first place where it did and the number of such places."""
+    worst = _worst(findings)
+    places = [place for finding in findings if _status(finding) == worst and (place := _place(finding))]
+    if not worst or not places:
+        return worst
+    return f"{worst} at {places[0]}" + (f" and {len(places) - 1} more" if places[1:] else "")
+
+
+def _messages(findings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What a check says, each with its place, in order of text."""
+    return sorted(
+        f"{finding.get('message')}{f' at {place}' if (place := _place(finding)) else ''}" for finding in findings
+    )
+
+
+def _first_unlike(messages: Sequence[str], others: Sequence[str]) -> str | None:
+    unlike = [message for message in messages if message not in others]
+    return f"{unlike[0]}{f' and {len(unlike) - 1} more' if unlike[1:] else ''}" if unlike else ABSENT
 
 
 def _numbers(report: Mapping[str, Any]) -> dict[str, Any]:

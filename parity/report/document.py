@@ -25,6 +25,7 @@ from parity.report.runs import (
     outcome_of,
     provenance_of,
 )
+from parity.report.scope import Scope, scope_of
 
 ADVANTAGE = "rollout/advantages"
 ROUNDING = 1e-12
@@ -95,8 +96,10 @@ class Report:
 
     Attributes:
         baseline: The baseline's arm.
-        experiment: The experiment's arm.
+        experiment: The experiment's arm; empty where nothing is compared with the baseline.
         verdict: The verdict and what it rests on.
+        scope: What the verdict speaks of.
+        headline: The verdict in the words of the command that came to it; empty for those of `text.headline`.
         findings: All findings, in the order given.
         rows: The eight rows that reviewers ask for, in their order.
         ladder: The five rungs, lowest first.
@@ -114,6 +117,8 @@ class Report:
     baseline: str
     experiment: str
     verdict: Judgement
+    scope: Scope
+    headline: str
     findings: tuple[Finding, ...]
     rows: tuple[Row, ...]
     ladder: tuple[Rung, ...]
@@ -163,7 +168,7 @@ ROW_RULES = (
         "output count",
         "rollout/samples",
         "total",
-        ("output_count", "slot_index", "exchange_output_count", "arms_output_count", "samples_received"),
+        ("output_count", "exchange_output_count", "arms_output_count"),
         ("samples",),
     ),
     RowRule("response length", "rollout/response_len/mean", "mean", ("response_length",), ("response_length",)),
@@ -208,7 +213,11 @@ _STRENGTH = (Status.FAIL, Status.INCONCLUSIVE, Status.PASS, Status.NOT_COMPARED)
 
 
 def build_report(
-    experiment: Mapping[str, Any], runs: Sequence[RunRecord], findings: Sequence[Finding], verdict: Judgement
+    experiment: Mapping[str, Any],
+    runs: Sequence[RunRecord],
+    findings: Sequence[Finding],
+    verdict: Judgement,
+    headline: str = "",
 ) -> Report:
     """Builds the report of an experiment.
 
@@ -218,10 +227,11 @@ def build_report(
     Args:
         experiment: Content of ``experiment.json``: ``baseline`` and ``experiment`` (arms) are required; ``commands``,
             ``commit``, ``versions``, ``task``, ``engine``, ``engine_version``, ``engine_determinism``, ``seeds``,
-            ``steps``, ``margins`` and ``config`` are shown as given, or as not recorded.
+            ``steps``, ``margins`` and ``config`` are shown as given, or as not recorded; so is what `scope_of` reads.
         runs: The runs, in any order.
         findings: The findings of all rungs.
         verdict: What they come to.
+        headline: The verdict in a sentence of the command's own.
 
     Raises:
         InputError: `experiment` names no two different arms, two runs share a name, or a metric is no number.
@@ -243,21 +253,27 @@ def build_report(
     arms_of_design = _arms_of_design(ordered, (baseline, arm))
     design = next((design for design in _COMPARED_FIRST if all(arms_of_design.get(design, {"": ()}).values())), "")
     compared = list(arms_of_design[design].values()) if design else [(), ()]
+    ladder = tuple(_rung(level, findings) for level in Level)
+    outcomes = tuple(outcome_of(run, curves[run.name]) for run in ordered)
+    counts = dict(experiment.get("counts") or counts_of(ordered))
+    statuses = {rung.level: rung.status for rung in ladder}
     return Report(
         baseline=baseline,
         experiment=arm,
         verdict=verdict,
+        scope=scope_of(experiment, outcomes, counts, findings, statuses),
+        headline=headline,
         findings=tuple(findings),
         rows=tuple(_row(rule, curves, compared, findings) for rule in ROW_RULES),
-        ladder=tuple(_rung(level, findings) for level in Level),
+        ladder=ladder,
         compared_design=design,
         arms_of_design=arms_of_design,
         curves=curves,
         marks=tuple(mark for run in ordered for mark in marks_of(run, curves[run.name])),
         cost=_costs(findings),
         plants=tuple((experiment.get("config") or {}).get("plants") or ()),
-        outcomes=tuple(outcome_of(run, curves[run.name]) for run in ordered),
-        counts=counts_of(ordered),
+        outcomes=outcomes,
+        counts=counts,
         provenance=provenance_of(experiment, ordered),
     )
 
@@ -282,7 +298,7 @@ def cause_order(finding: Finding) -> tuple[float, int]:
     return math.inf if step is None else step, rank
 
 
-_COMPARED_FIRST = ("paired", "recorded", "probe", "switchback", "twin", "replay", LIST_TWIN)
+_COMPARED_FIRST = ("paired", "recorded", "sampled", "dump", "probe", "switchback", "twin", "replay", LIST_TWIN)
 """Which design's runs the first table shows, where there are several."""
 
 

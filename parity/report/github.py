@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from parity.findings import Finding, Status
-from parity.report import markdown, text
+from parity.findings import Finding, Status, Verdict
+from parity.report import comment, markdown, text
 from parity.report.document import Report
 from parity.report.words import Language, shortened
 
@@ -16,13 +16,23 @@ MOST = 10
 """Annotations of one kind that GitHub shows for a step."""
 
 
+_KINDS = {
+    Verdict.PARITY: "notice",
+    Verdict.CURVES_AGREE: "notice",
+    Verdict.PASS: "notice",
+    Verdict.DIFFERENT: "error",
+    Verdict.FAIL: "error",
+}
+
+
 def workflow_commands(report: Report) -> list[str]:
     """Workflow commands to print: the verdict, then what fails as errors and what is open as warnings.
 
     The format is that of https://docs.github.com/actions/reference/workflow-commands-for-github-actions.
     """
-    kind = {"PARITY": "notice", "DIFFERENT": "error"}.get(report.verdict.verdict.value, "warning")
-    verdict = _command(kind, f"rollout parity: {report.verdict.verdict.value}", text.headline(report))
+    kind = _KINDS.get(report.verdict.verdict, "warning")
+    sentences = " ".join((text.headline(report), *text.beside(report)))
+    verdict = _command(kind, f"rollout parity: {report.verdict.verdict.words}", sentences)
     warnings = [finding for finding in report.findings if _warns(finding)]
     return [
         verdict,
@@ -38,7 +48,10 @@ def _warns(finding: Finding) -> bool:
 def _commands(kind: str, findings: tuple[Finding, ...] | list[Finding], most: int) -> list[str]:
     """One command a finding; where there are too many, the last one says how many are left."""
     shown = findings if len(findings) <= most else findings[: most - 1]
-    lines = [_command(kind, f"{one.level.rung} {one.check}", f"{one.message}{text.at(one)}") for one in shown]
+    lines = [
+        _command(kind, f"{finding.level.rung} {finding.check}", f"{finding.message}{text.at(finding)}")
+        for finding in shown
+    ]
     left = len(findings) - len(shown)
     return [*lines, _command(kind, "rollout parity", f"{left} more in report.json")] if left else lines
 
@@ -55,5 +68,6 @@ def _command(kind: str, title: str, message: str) -> str:
 
 def add_summary(report: Report, path: Path, language: Language = "en") -> None:
     """Appends the report as Markdown, without its pictures, to the file that ``$GITHUB_STEP_SUMMARY`` names."""
+    content = markdown.render(report, None, language) if report.experiment else comment.render(report, language)
     with path.open("ab") as summary:
-        summary.write(markdown.render(report, None, language).encode() + b"\n")
+        summary.write(content.encode() + b"\n")

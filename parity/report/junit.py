@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
@@ -20,11 +21,14 @@ _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def render(report: Report) -> bytes:
-    """The report as JUnit XML."""
-    return render_findings(f"rollout parity: {report.verdict.verdict.value}", report.findings)
+    """The report as JUnit XML; its scope stands among the properties of the first suite."""
+    from parity.report import text  # imports scipy, which takes seconds
+
+    scope = {name: value for name, value in asdict(report.scope).items() if value}
+    return render_findings(text.headline(report), report.findings, scope)
 
 
-def render_findings(title: str, findings: Sequence[Finding]) -> bytes:
+def render_findings(title: str, findings: Sequence[Finding], properties: Mapping[str, object] | None = None) -> bytes:
     """Findings as JUnit XML.
 
     A check fails when one of its findings does. It is skipped, with the reason, when it is inconclusive or nothing was
@@ -37,6 +41,10 @@ def render_findings(title: str, findings: Sequence[Finding]) -> bytes:
             if finding.level is level:
                 checks.setdefault(finding.check, []).append(finding)
         suite = ElementTree.SubElement(root, "testsuite", name=f"{level.rung} {level.value}")
+        if properties and level is Level.CONTRACT:
+            known = ElementTree.SubElement(suite, "properties")
+            for name, value in properties.items():
+                ElementTree.SubElement(known, "property", name=f"scope.{name}", value=_xml(_property(value)))
         for check, of_check in checks.items():
             _add_case(suite, level, check, of_check)
         _count(suite)
@@ -60,6 +68,12 @@ def _add_case(suite: ElementTree.Element, level: Level, check: str, findings: Se
         ElementTree.SubElement(case, "skipped", message=_xml(reason))
     output = ElementTree.SubElement(case, "system-out")
     output.text = "\n".join(_line(finding) for finding in findings if not finding.fails)
+
+
+def _property(value: object) -> str:
+    if isinstance(value, Mapping):
+        return "; ".join(f"{name} ±{margin:g}" for name, margin in value.items())
+    return "; ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def _line(finding: Finding) -> str:

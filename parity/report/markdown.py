@@ -20,6 +20,7 @@ LIMIT = 64_000
 """Bytes; GitHub cuts a comment off at 65,536 characters."""
 
 _CELL = 400
+_PARAGRAPH = 2_000
 _FAILING = 10
 _LISTED = 20
 _LONG = 6_000
@@ -38,29 +39,37 @@ def render(report: Report, pictures: Sequence[Picture] | None, language: Languag
     report = in_language(report, language)
     notes = dict.fromkeys(note for row in report.rows for note in row.notes)
     blocks = [
-        say("# Rollout parity: {verdict}", verdict=report.verdict.verdict.value),
-        f"**{escape(text.headline(report, say)).strip()}**",
-        *map(escape, filter(None, (text.planted(report, say), text.not_shown(report, say)))),
-        _list(text.reasons(report, say), say),
+        say("# Rollout parity: {verdict}", verdict=report.verdict.verdict.words),
+        f"**{escape(text.headline(report, say), _PARAGRAPH)}**",
+        *(escape(line, _PARAGRAPH) for line in text.beside(report, say)),
+        bullets(text.reasons(report, say), say),
         *_failed(report, say),
         say("## The eight metrics"),
-        _table([say(column) for column in text.COLUMNS], [text.row_cells(row, say) for row in report.rows]),
-        say(" ").join(map(escape, (text.basis(report, say), *notes))),
-        say("## The ladder of evidence"),
-        _ladder(report, say),
-        say("## Curves"),
-        *_curves(pictures, say),
+        table([say(column) for column in text.COLUMNS], [text.row_cells(row, say) for row in report.rows]),
+        escape(say(" ").join((text.basis(report, say), *notes)), _PARAGRAPH),
         say("## Performance"),
         *_performance(report, say),
-        say("## What was not compared"),
-        _not_compared(report, say),
-        say("## How each run ended"),
-        *_outcomes(report, say),
-        say("## How to reproduce"),
-        *_reproduce(report, say),
+        say("## Details"),
+        *(_details(summary, "\n\n".join(content)) for summary, content in _folded(report, pictures, say)),
     ]
     body = "\n\n".join(_fit(blocks, say)) + "\n"
     return body + _all_findings(report.findings, LIMIT - len(body.encode()), say)
+
+
+def _folded(report: Report, pictures: Sequence[Picture] | None, say: Say) -> list[tuple[str, list[str]]]:
+    """What opens on a click: a summary and blocks each."""
+    tested = table(
+        [say(column) for column in text.TESTED_COLUMNS], [text.tested_cells(row, say) for row in report.rows]
+    )
+    return [
+        (say("How each metric was tested"), [tested]),
+        (say("The ladder of evidence"), [_ladder(report, say)]),
+        (say("Curves"), _curves(pictures, say)),
+        (say("How costs were measured"), _costs(report, say)),
+        (say("What was not compared"), [_not_compared(report, say)]),
+        (say("How each run ended"), _outcomes(report, say)),
+        (say("How to reproduce"), _reproduce(report, say)),
+    ]
 
 
 def _curves(pictures: Sequence[Picture] | None, say: Say) -> list[str]:
@@ -79,9 +88,9 @@ def _fit(blocks: Sequence[str], say: Say) -> list[str]:
     return fitting
 
 
-def escape(value: object) -> str:
+def escape(value: object, longest: int = _CELL) -> str:
     """Text as one line of Markdown that reads as written: no markup, HTML, mention, reference, link or formula."""
-    line = one_line(value, _CELL)
+    line = one_line(value, longest)
     line = _MARKUP.sub(r"\\\1", line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;"))
     return _AUTOLINK.sub(lambda match: match[0] + _BREAK, line)
 
@@ -94,12 +103,13 @@ def fenced(content: str, language: str = "") -> str:
     return f"{fence}{language}\n{content}\n{fence}"
 
 
-def _table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A table whose cells are escaped; its head is not."""
     lines = [columns, ["---"] * len(columns), *([escape(cell) for cell in row] for row in rows)]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def _list(items: Sequence[str], say: Say, most: int = _LISTED) -> str:
+def bullets(items: Sequence[str], say: Say, most: int = _LISTED) -> str:
     """The first items as a list, and how many are left out where some are."""
     left = len(items) - most
     return "\n".join(f"- {item}" for item in [*map(escape, items[:most]), *_left_out(left, say)])
@@ -116,25 +126,26 @@ def _ladder(report: Report, say: Say) -> str:
             say(text.QUESTIONS[rung.level]),
             text.status(rung.status, say),
             say("{compared} of {total}", compared=rung.compared, total=rung.total),
-            text.said(rung.strongest, say) if rung.strongest else say("no finding"),
+            text.sentence(rung.strongest, say) if rung.strongest else say("no finding"),
         )
         for rung in report.ladder
     ]
     columns = (say("level"), say("question"), say("status"), say("findings compared"), say("strongest finding"))
-    return _table(columns, rows)
+    return table(columns, rows)
 
 
 def _failed(report: Report, say: Say) -> list[str]:
     """The first failing findings, causes first; nothing where none fails."""
-    items = [f"{finding.level.rung} {text.said(finding, say)}" for finding in report.failing]
-    return [say("## What failed"), _list(items, say, _FAILING)] if items else []
+    items = [f"{finding.level.rung} {text.sentence(finding, say)}" for finding in report.failing]
+    return [say("## What failed"), bullets(items, say, _FAILING)] if items else []
 
 
 def _performance(report: Report, say: Say) -> list[str]:
     columns = ("", report.baseline, report.experiment, f"{report.experiment} / {report.baseline}")
-    measured = [finding for finding in report.findings if finding.level is Level.COST]
-    table = _table([escape(column) for column in columns], [text.cost_cells(row, say) for row in report.cost])
-    said = [f"{text.found(finding, say)}{say(', ')}{text.said(finding, say)}" for finding in measured]
+    return [table([escape(column) for column in columns], [text.cost_cells(row, say) for row in report.cost])]
+
+
+def _costs(report: Report, say: Say) -> list[str]:
     note = say(
         "Values are means a step of every pair that an engine answered, the twin's too; times and speeds leave out the "
         "first steps of each run as warm-up, and their ratio is the mean over interleaved steps of the log ratio."
@@ -144,7 +155,12 @@ def _performance(report: Report, say: Say) -> list[str]:
             "Values are one number a run, the geometric mean over the steps that all runs have without the first ones, "
             "averaged over runs; ratio and interval are between runs, which were not interleaved."
         )
-    return [table, note, _list(said, say) or say("No cost was tested.")]
+    lines = [
+        f"{text.result(finding, say)}{say(', ')}{text.sentence(finding, say)}"
+        for finding in report.findings
+        if finding.level is Level.COST
+    ]
+    return [note, bullets(lines, say) or say("No cost was tested.")]
 
 
 def _not_compared(report: Report, say: Say) -> str:
@@ -153,8 +169,8 @@ def _not_compared(report: Report, say: Say) -> str:
     items += [
         f"{text.rung_name(rung.level, say)}{say(': ')}{say('no finding')}" for rung in report.ladder if not rung.total
     ]
-    items += [f"{finding.level.rung} {text.said(finding, say)}" for finding in report.not_compared]
-    return _list(items, say, 2 * _LISTED) or say("Every finding compared something.")
+    items += [f"{finding.level.rung} {text.sentence(finding, say)}" for finding in report.not_compared]
+    return bullets(items, say, 2 * _LISTED) or say("Every finding compared something.")
 
 
 def _outcomes(report: Report, say: Say) -> list[str]:
@@ -164,8 +180,8 @@ def _outcomes(report: Report, say: Say) -> list[str]:
         say("{run}, step {step}: {event}", run=mark.run, step=mark.step, event=_event(mark, say))
         for mark in report.marks
     ]
-    table = _table([say(column) for column in text.OUTCOME_COLUMNS], rows[:_LISTED]) if rows else say("No run.")
-    return [table, *more, *([_list(marks, say)] if marks else [])]
+    ended = table([say(column) for column in text.OUTCOME_COLUMNS], rows[:_LISTED]) if rows else say("No run.")
+    return [ended, *more, *([bullets(marks, say)] if marks else [])]
 
 
 def _event(mark: Mark, say: Say) -> str:
@@ -186,14 +202,14 @@ def _reproduce(report: Report, say: Say) -> list[str]:
         (say("seeds"), ", ".join(map(str, source.seeds)) or say("not recorded")),
         (say("steps"), say("not recorded") if source.steps is None else source.steps),
         (say("wall time, first to last event"), text.duration(source.seconds, say)),
-        (say("margins, stated before the runs"), margins or say("not recorded")),
+        (text.margin_time(report, say), margins or say("not recorded")),
         *((say("counted"), say(quantity(count, name))) for name, count in report.counts.items()),
         *((say("version"), f"{name} {version}") for name, version in source.versions.items()),
     ]
     config = orjson.dumps(plain(source.config), option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS).decode()
     return [
         fenced("\n".join(source.commands) or say("# command not recorded"), "sh"),
-        _table((say("what"), say("value")), rows),
+        table((say("what"), say("value")), rows),
         _details(say("Configuration"), fenced(config, "json")),
     ]
 
@@ -219,9 +235,9 @@ def _all_findings(findings: Sequence[Finding], room: int, say: Say) -> str:
     rows: list[tuple[object, ...]] = []
     room -= 1_000
     for finding in ranked:
-        found = (text.found(finding, say), text.place(finding, say))
+        known = (text.result(finding, say), text.place(finding, say))
         values = (_value(finding.expected), _value(finding.observed))
-        cells = (finding.level.rung, finding.check, *found, *values, finding.message)
+        cells = (finding.level.rung, finding.check, *known, *values, finding.message)
         room -= sum(len(escape(cell).encode()) + 3 for cell in cells) + 2
         if room < 0:
             break
@@ -230,7 +246,7 @@ def _all_findings(findings: Sequence[Finding], room: int, say: Say) -> str:
     summary = say("all of {findings}", findings=every)
     if len(rows) < len(ranked):
         summary = say("{shown} of {findings}; all in report.json", shown=len(rows), findings=every)
-    return f"\n{_details(summary, _table(columns, rows))}\n" if rows else ""
+    return f"\n{_details(summary, table(columns, rows))}\n" if rows else ""
 
 
 def _value(value: object) -> str:

@@ -23,6 +23,7 @@ from scipy import stats
 
 from parity.findings import Finding, Level, quantity
 from parity.metrics import Curve, align
+from parity.report import text
 from parity.report.document import ADVANTAGE, ROUNDING, Report
 from parity.report.text import factor_of, in_log, margins
 from parity.report.words import Say, english
@@ -138,7 +139,7 @@ def _picture(
     figure.savefig(content, format="png", metadata={"Software": None})
     lacking = [label for metric, label in panels if (metric, label) not in known]
     held = any(_margin(report, arms, metric) for metric, _ in shown)
-    caption = _caption(arms, banded, held, lacking, say)
+    caption = _caption(arms, banded, text.margin_time(report, say) if held else "", lacking, say)
     if known != shown:
         caption += " " + say("The mean advantage is 0 by construction, up to rounding, so not drawn.")
     return Picture(file_name, title(say), caption, content.getvalue())
@@ -268,7 +269,7 @@ def _legend(report: Report, arms: Mapping[str, Sequence[str]], metrics: Sequence
     return handles
 
 
-def _caption(arms: Mapping[str, Sequence[str]], banded: bool, held: bool, lacking: Sequence[str], say: Say) -> str:
+def _caption(arms: Mapping[str, Sequence[str]], banded: bool, held: str, lacking: Sequence[str], say: Say) -> str:
     runs = say(" and ").join(say("{count} of {arm}", count=len(names), arm=arm) for arm, names in arms.items())
     parts = [say("Runs: {runs}; baseline solid, experiment dashed.", runs=runs)]
     if max(map(len, arms.values())) > 1:
@@ -283,7 +284,7 @@ def _caption(arms: Mapping[str, Sequence[str]], banded: bool, held: bool, lackin
     else:
         parts.append(say("No band: one over runs takes at least {runs} runs an arm.", runs=RUNS_FOR_BAND))
     if held:
-        parts.append(say("The grey band is the margin, stated before the runs, around the baseline's mean."))
+        parts.append(say("The grey band around the baseline's mean has the {margins}.", margins=held))
     if lacking:
         parts.append(say("Not recorded, so not drawn: {metrics}.", metrics="; ".join(map(say, lacking))))
     return say(" ").join(parts)

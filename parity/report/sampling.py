@@ -18,6 +18,7 @@ from parity.records.sampling import SamplingConfig
 from parity.records.store import write_atomically
 from parity.report import text
 from parity.report.checks import by_check, state
+from parity.report.colours import COLOURS, STATUS_COLOURS
 from parity.report.junit import render_findings
 from parity.report.markdown import escape
 
@@ -57,8 +58,6 @@ SHARPER = (
     "two-sided interval takes to lie inside: that of a mean that passes may reach past its margin."
 )
 COLUMNS = ("metric", "baseline", "experiment", "difference", "95 %", "margin", "finding")
-_COLOUR = {Verdict.PARITY: "green", Verdict.DIFFERENT: "red", Verdict.INCONCLUSIVE: "yellow"}
-_STYLE = {Status.FAIL: "red", Status.INCONCLUSIVE: "yellow", Status.NOT_COMPARED: "dim"}
 
 
 def print_sampling(result: SamplingResult, console: Console) -> None:
@@ -66,7 +65,7 @@ def print_sampling(result: SamplingResult, console: Console) -> None:
     *columns, last = COLUMNS
     table = Table(*columns, Column(last, no_wrap=True), box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for finding in marginal(result):
-        table.add_row(*map(Text, cells(finding)), style=_STYLE.get(finding.status, ""))
+        table.add_row(*map(Text, cells(finding)), style=STATUS_COLOURS[finding.status])
     console.print(table)
     if is_sharper(result):
         console.print(Text(SHARPER, style="dim"))
@@ -74,13 +73,13 @@ def print_sampling(result: SamplingResult, console: Console) -> None:
     for finding in others(result):
         if finding.status is not Status.PASS:
             line = f"  {text.status(finding.status)}: {finding.check.removeprefix('sampling_')} {finding.message}"
-            console.print(Text(line, style=_STYLE.get(finding.status, "")))
+            console.print(Text(line, style=STATUS_COLOURS[finding.status]))
     for check, own in by_check(passing).items():
         names = ", ".join(str(one.where.field).replace("_", " ") for one in own)
         console.print(Text(f"  pass: {check.removeprefix('sampling_')} ({names})", style="dim"))
     for line in contract_lines(result):
         console.print(Text(f"  {line}", style="red" if "FAIL" in line else "dim"))
-    console.print(Text(headline(result), style=f"bold {_COLOUR[result.judgement.verdict]}"))
+    console.print(Text(headline(result), style=f"bold {COLOURS[result.judgement.verdict]}"))
 
 
 def write_sampling(result: SamplingResult, directory: Path) -> Path:

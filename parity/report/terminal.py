@@ -7,8 +7,9 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from parity.findings import Status, Verdict
+from parity.findings import Finding, Status
 from parity.report import text
+from parity.report.colours import COLOURS, STATUS_COLOURS
 from parity.report.document import Report, Row
 from parity.report.sentences import in_language
 from parity.report.words import Language, Say, one_line, speaker
@@ -16,7 +17,6 @@ from parity.report.words import Language, Say, one_line, speaker
 FAILING_SHOWN = 5
 NAME_WIDTH = 17
 """Characters of rollout_log_probs, which must not be cut."""
-_COLOUR_OF_VERDICT = {Verdict.PARITY: "green", Verdict.DIFFERENT: "red", Verdict.INCONCLUSIVE: "yellow"}
 
 
 def print_report(report: Report, console: Console, language: Language = "en") -> None:
@@ -25,7 +25,7 @@ def print_report(report: Report, console: Console, language: Language = "en") ->
     report = in_language(report, language)
     table = Table(
         Column("", width=NAME_WIDTH),
-        *map(say, ("baseline", "experiment", "difference", "finding")),
+        *map(say, ("baseline", "experiment", "difference", "margin", "finding")),
         box=box.SIMPLE_HEAD,
         pad_edge=False,
         padding=(0, 1, 0, 0),
@@ -34,26 +34,36 @@ def print_report(report: Report, console: Console, language: Language = "en") ->
         table.add_row(*map(Text, _cells(row, say)), style=_style(row))
     console.print(table)
     console.print(Text(text.basis(report, say), style="dim"))
-    for finding in report.failing[:FAILING_SHOWN]:
-        console.print(Text(f"  {finding.level.rung} {one_line(text.said(finding, say))}", style="red"))
-    if (more := len(report.failing) - FAILING_SHOWN) > 0:
-        console.print(Text(f"  {say('{number} more failing: see report.md', number=more)}", style="red"))
     undecided = [finding for finding in report.findings if finding.status is Status.INCONCLUSIVE]
-    for finding in undecided[:FAILING_SHOWN]:
-        console.print(Text(f"  {finding.level.rung} {one_line(text.said(finding, say))}", style="yellow"))
+    _print_findings(report.failing, say("more failing"), console, say)
+    _print_findings(undecided, say("more inconclusive"), console, say)
     for reason in text.reasons(report, say):
         console.print(Text(f"  {one_line(reason)}"))
-    verdict = one_line(text.headline(report, say))
-    console.print(Text(verdict, style=f"bold {_COLOUR_OF_VERDICT[report.verdict.verdict]}"))
-    for sentence in filter(None, (text.planted(report, say), text.not_shown(report, say))):
-        console.print(Text(one_line(sentence)))
+    print_verdict(report, console, say)
+
+
+def print_verdict(report: Report, console: Console, say: Say) -> None:
+    """Prints the verdict, what it speaks of, and what it does not show."""
+    console.print(Text(one_line(text.headline(report, say)), style=f"bold {COLOURS[report.verdict.verdict]}"))
+    for line in text.beside(report, say):
+        console.print(Text(one_line(line)))
+
+
+def _print_findings(findings: tuple[Finding, ...] | list[Finding], rest: str, console: Console, say: Say) -> None:
+    """The first findings, each in the colour of its status, and how many there are beside them."""
+    for finding in findings[:FAILING_SHOWN]:
+        line = f"  {finding.level.rung} {one_line(text.sentence(finding, say))}"
+        console.print(Text(line, style=STATUS_COLOURS[finding.status]))
+    if (more := len(findings) - FAILING_SHOWN) > 0:
+        line = say("{number} {rest}: see report.md", number=more, rest=rest)
+        console.print(Text(f"  {line}", style=STATUS_COLOURS[findings[0].status]))
 
 
 def _cells(row: Row, say: Say) -> list[str]:
     """The cells of a row that fit 80 columns: shares stand one a line, and report.md has how each row was tested."""
-    name, *values = text.row_cells(row, say)[:4]
-    found = say(", ").join(text.short_outcome(one, say) for one in row.findings) or say(text.NOT_COMPARED)
-    return [name, *(value.replace(", ", "\n").replace(" %", "%") for value in values), found]
+    name, *values, _, _ = text.row_cells(row, say)
+    shown = say(", ").join(text.short_outcome(finding, say) for finding in row.findings) or say(text.NOT_COMPARED)
+    return [name, *(value.replace(", ", "\n").replace(" %", "%") for value in values), shown]
 
 
 def _style(row: Row) -> str:

@@ -6,16 +6,18 @@ import math
 from collections.abc import Mapping, Sequence
 
 from parity.findings import Finding, Level, Status, Verdict, quantity
-from parity.records.experiment import LIST_TWIN
 from parity.report.document import ADVANTAGE, ROUNDING, CostRow, Report, Row, Rung
 from parity.report.runs import RunOutcome
+from parity.report.scope import Scope
 from parity.report.words import Say, english
 
 NOT_COMPARED = "not compared"
 TIMES = "\u00d7"
 _LARGEST_LOG = 700.0
 """Above this, e to its power is no float."""
-COLUMNS = ("", "baseline", "experiment", "difference", "test", "finding")
+COLUMNS = ("", "baseline", "experiment", "difference", "margin", "interval", "finding")
+"""Of the eight metrics, as narrow as a comment is wide."""
+TESTED_COLUMNS = ("", "how it was tested")
 OUTCOME_COLUMNS = (
     "run",
     "design",
@@ -60,14 +62,22 @@ def warns(finding: Finding) -> bool:
     return finding.status is Status.FAIL and not finding.fails
 
 
-def found(finding: Finding, say: Say = english) -> str:
-    """What a finding found, as words; what fails and decides nothing is a warning."""
+def result(finding: Finding, say: Say = english) -> str:
+    """What a finding came to, as words; what fails and decides nothing is a warning."""
     return say("warning") if warns(finding) else status(finding.status, say)
 
 
 def headline(report: Report, say: Say = english) -> str:
-    """The verdict in one sentence with what it rests on."""
-    arms = {"baseline": report.baseline, "experiment": report.experiment}
+    """The verdict in one sentence, with what it speaks of and what it rests on."""
+    if report.headline:
+        return say(report.headline)
+    verdict = report.verdict.verdict
+    names = {
+        "verdict": verdict.words,
+        "baseline": report.baseline,
+        "experiment": report.experiment,
+        "scope": short_scope(report.scope, say),
+    }
     deciding = [rung for rung in report.ladder if rung.level is not Level.COST]
     failed = next((finding for finding in report.failing if finding.level is not Level.COST), None)
     if failed:
@@ -81,38 +91,109 @@ def headline(report: Report, say: Say = english) -> str:
             level=level,
             check=failed.check,
         )
-        return say("DIFFERENT: {experiment} differs from {baseline}, {found}", **arms, found=what)
-    if report.verdict.verdict is Verdict.PARITY:
+        return say("{verdict}: {experiment} differs from {baseline} ({scope}), {what}", **names, what=what)
+    if verdict is Verdict.CURVES_AGREE:
+        rung = next(rung for rung in deciding if rung.level is Level.TRAINING)
+        sentence = say(
+            "{verdict}: {experiment} trains as {baseline} ({scope}) within the margins {margins}, by {rung}). "
+            "Curves alone can contradict parity and never show it: `parity check`, `parity sample` and a replay can.",
+            **names,
+            margins=margins_stated(report.scope, say),
+            rung=_rung(rung, say),
+        )
+        if any(finding.check == "worst_case" for finding in report.findings):
+            sentence += say(" It is subject to censoring: runs of the experiment were cut off.")
+        return sentence
+    if verdict is Verdict.PARITY:
         lower = [rung for rung in deciding if rung.level is not Level.TRAINING and rung.status is Status.PASS]
-        if not lower:
-            named = next(_rung(rung, say) for rung in deciding if rung.level is Level.TRAINING)
-            said = say(
-                "PARITY of the curves: {experiment} trains as {baseline} by {rung}); curves alone are the weakest "
-                "evidence: add `parity check`, `parity sample` or a replay.",
-                **arms,
-                rung=named,
-            )
-            if any(finding.check == "worst_case" for finding in report.findings):
-                said += say(" It is subject to censoring: runs of the experiment were cut off.")
-            return said
-        rests_on = say(" and ").join(_none_fails(rung, report, say) for rung in lower)
-        training = status(next(rung.status for rung in deciding if rung.level is Level.TRAINING), say)
+        training = next(rung for rung in deciding if rung.level is Level.TRAINING)
+        curves = (
+            say("the curves (L3) were not compared")
+            if training.status is Status.NOT_COMPARED
+            else say("the curves (L3), which could only contradict that: {status}", status=status(training.status, say))
+        )
         return say(
-            "PARITY: {experiment} equals {baseline} by {basis}; L3 training, which can only falsify that: {training}.",
-            **arms,
-            basis=rests_on,
-            training=training,
+            "{verdict}: {experiment} equals {baseline} ({scope}) by {basis}; {curves}.",
+            **names,
+            basis=say(" and ").join(_none_fails(rung, report, say) for rung in lower),
+            curves=curves,
         )
     part_of_it = [rung for rung in deciding if rung.total] or deciding
     undecided = say("; ").join(
         say("{rung}): {status}", rung=_rung(rung, say), status=status(rung.status, say)) for rung in part_of_it
     )
-    return say(
-        "{verdict}: {experiment} against {baseline}: {undecided}.",
-        **arms,
-        verdict=report.verdict.verdict.value,
-        undecided=undecided,
+    sentence = say("{verdict}: {experiment} against {baseline} ({scope}): {undecided}.", **names, undecided=undecided)
+    if report.verdict.open_question:
+        sentence += " " + say(report.verdict.open_question)
+    return sentence
+
+
+def short_scope(scope: Scope, say: Say = english) -> str:
+    """What a verdict speaks of in a few words: engine, trainer, task, runs, steps and groups, as far as recorded."""
+    return say(", ").join(
+        [
+            *filter(None, (_engine(scope), say(scope.trainer))),
+            *([say("task {task}", task=scope.task)] if scope.task else []),
+            *_sizes(scope, say),
+        ]
     )
+
+
+def scope_sentence(report: Report, say: Say = english) -> str:
+    """All that a verdict speaks of, and what of it is not recorded."""
+    scope = report.scope
+    named = (
+        (say("engine"), _engine(scope)),
+        (say("model"), scope.model),
+        (say("trainer"), say(scope.trainer)),
+        (say("task"), scope.task),
+    )
+    parts = [say("{name} {value}", name=name, value=value) for name, value in named if value]
+    parts += _sizes(scope, say)
+    if missing := [name for name, value in named if not value]:
+        parts.append(say("not recorded: {names}", names=say(", ").join(missing)))
+    parts.append(say("margins: {margins}", margins=margins_stated(scope, say)))
+    return say("Scope: {parts}.", parts=say("; ").join(parts))
+
+
+def _engine(scope: Scope) -> str:
+    """The engine with its version and number format."""
+    dtype = f" ({scope.dtype})" if scope.dtype else ""
+    return f"{scope.engine} {scope.engine_version}".strip() + dtype if scope.engine else ""
+
+
+def _sizes(scope: Scope, say: Say) -> list[str]:
+    sizes = ((scope.runs, "runs"), (scope.steps, "steps"), (scope.groups, "groups"))
+    return [say(quantity(count, unit)) for count, unit in sizes if count]
+
+
+def margins_stated(scope: Scope, say: Say = english) -> str:
+    """The margins that findings were held to; those that nobody stated are named as defaults."""
+    texts = [
+        say("{metric} ±{margin} by default", metric=metric, margin=number(margin))
+        if metric in scope.default_margins
+        else f"{metric} ±{number(margin)}"
+        for metric, margin in scope.margins.items()
+    ]
+    return say("; ").join(texts) or say("none, as nothing was held to one")
+
+
+def not_shown(report: Report, say: Say = english) -> str:
+    """What the verdict leaves open; empty where that is nothing."""
+    phrases = say("; ").join(map(say, report.scope.not_shown))
+    return say("Not shown: {phrases}.", phrases=phrases) if phrases else ""
+
+
+def margin_time(report: Report, say: Say = english) -> str:
+    """When the margins were stated."""
+    if report.compared_design == "recorded":
+        return say("margins, stated after these runs were made and before they were compared")
+    return say("margins, recorded before the first step")
+
+
+def beside(report: Report, say: Say = english) -> list[str]:
+    """What stands beside every verdict: faults that were injected, its scope, and what it does not show."""
+    return [line for line in (planted(report, say), scope_sentence(report, say), not_shown(report, say)) if line]
 
 
 def _none_fails(rung: Rung, report: Report, say: Say) -> str:
@@ -123,7 +204,7 @@ def _none_fails(rung: Rung, report: Report, say: Say) -> str:
 
 
 def planted(report: Report, say: Say = english) -> str:
-    """That faults were planted on purpose, and which; empty without one."""
+    """That faults were injected on purpose, and which; empty without one."""
     parts = (plant.rpartition("@") for plant in report.plants)
     places = [
         say("{name} at step {step} of {experiment}", name=name, step=step, experiment=report.experiment)
@@ -132,28 +213,10 @@ def planted(report: Report, say: Say = english) -> str:
     return say("Faults injected on purpose: {places}.", places=say(", ").join(places)) if places else ""
 
 
-def not_shown(report: Report, say: Say = english) -> str:
-    """What the verdict leaves open; empty where L1 was compared and no arm was stood in for."""
-    sampling = next(rung for rung in report.ladder if rung.level is Level.SAMPLING)
-    open_questions = []
-    if sampling.status is Status.NOT_COMPARED:
-        open_questions.append(
-            say("Not shown: that free sampling is equally distributed in both arms at fixed weights (L1).")
-        )
-    if any(run.design == LIST_TWIN for run in report.outcomes):
-        open_questions.append(
-            say(
-                "Not shown by the list-twin: native's own sampling. Batched lists with a seed an item replaced native, "
-                "so that it shows the path of a group's request and answer."
-            )
-        )
-    return say(" ").join(open_questions)
-
-
 def reasons(report: Report, say: Say = english) -> list[str]:
     """One line a rung: its status with the check and place that decide a failure, and what the change costs."""
     rungs = [_reason(rung, say) for rung in report.ladder if rung.level is not Level.COST]
-    return [*rungs, _cost_line(report, say)]
+    return [*rungs, cost_line(report, say)]
 
 
 def _reason(rung: Rung, say: Say) -> str:
@@ -171,7 +234,8 @@ def rung_name(level: Level, say: Say = english) -> str:
     return f"{level.rung} {say(level.value)}"
 
 
-def _cost_line(report: Report, say: Say) -> str:
+def cost_line(report: Report, say: Say = english) -> str:
+    """What the change costs, in a line."""
     measured = [row for row in report.cost if row.ratio is not None]
     name = rung_name(Level.COST, say)
     if not measured:
@@ -201,9 +265,10 @@ def _counted(rung: Rung, say: Say) -> str:
 
 
 def at(finding: Finding, say: Say = english) -> str:
-    """Where a finding points, as words to append; empty if it speaks of a whole metric or of everything."""
+    """Where a finding points, as words to append; empty if it speaks of everything, or its message names the step."""
     known = finding.where.to_json()
-    return say(" at {where}", where=place(finding, say)) if set(known) - {"field"} else ""
+    named = finding.where.rollout_id is not None and f"step {finding.where.rollout_id}" in finding.message
+    return say(" at {where}", where=place(finding, say)) if set(known) - {"field"} and not named else ""
 
 
 def place(finding: Finding, say: Say = english) -> str:
@@ -211,7 +276,7 @@ def place(finding: Finding, say: Say = english) -> str:
     return say(finding.where.words)
 
 
-def said(finding: Finding, say: Say = english) -> str:
+def sentence(finding: Finding, say: Say = english) -> str:
     """A finding in full: its check, where it points, and its message."""
     message = finding.message.removeprefix(f"{finding.check}: ")
     return say("{check}{place}: {message}", check=finding.check, place=at(finding, say), message=message)
@@ -231,15 +296,53 @@ def basis(report: Report, say: Say = english) -> str:
 
 
 def row_cells(row: Row, say: Say = english) -> tuple[str, ...]:
-    """The six cells of a row under `COLUMNS`."""
+    """The seven cells of a row under `COLUMNS`."""
+    held = held_to_margin(row)
     return (
         say(row.name),
         _values(row, row.baseline, say),
         _values(row, row.experiment, say),
         _values(row, row.difference, say, signed=True),
-        say("; ").join(how_tested(finding, say) for finding in row.findings) or say(NOT_COMPARED),
+        margin_of(held, say) if held else _exact(row, say),
+        _interval(held, say) if held else "",
         say("; ").join(outcome(finding, say) for finding in row.findings) or say(NOT_COMPARED),
     )
+
+
+def held_to_margin(row: Row) -> Finding | None:
+    """The finding of the highest rung that holds a row to a margin."""
+    held = [finding for finding in row.findings if isinstance(finding.evidence.get("margin"), (int, float))]
+    return held[-1] if held else None
+
+
+def margin_of(finding: Finding, say: Say = english) -> str:
+    """The margin of a finding: of a logarithm it says so, as the difference is one too."""
+    margin = f"±{number(finding.evidence['margin'])}"
+    return say("{margin} of the log", margin=margin) if in_log(finding) else margin
+
+
+def _exact(row: Row, say: Say) -> str:
+    """What a row is held to without a margin."""
+    return say("exact") if any(finding.level is Level.REPLAY for finding in row.findings) else say("none")
+
+
+def _interval(finding: Finding, say: Say) -> str:
+    """The interval of a finding's estimate, with its level."""
+    level = interval_level(finding)
+    if not (interval := finding.evidence.get(f"ci{level}")):
+        return ""
+    low, high = interval
+    return say("{low} to {high} ({level} %)", low=number(low, True), high=number(high, True), level=level)
+
+
+def interval_level(finding: Finding) -> int:
+    """The level of the interval that decides a finding, in per cent: 90 for two one-sided tests at 5 %."""
+    return 90 if "margin" in finding.evidence and finding.status is not Status.FAIL else 95
+
+
+def tested_cells(row: Row, say: Say = english) -> tuple[str, str]:
+    """How a row was tested, under `TESTED_COLUMNS`."""
+    return say(row.name), say("; ").join(how_tested(finding, say) for finding in row.findings) or say(NOT_COMPARED)
 
 
 def _values(row: Row, values: Mapping[str, float], say: Say, signed: bool = False) -> str:
@@ -256,14 +359,14 @@ def _values(row: Row, values: Mapping[str, float], say: Say, signed: bool = Fals
 
 def outcome(finding: Finding, say: Say = english) -> str:
     """A finding in a few words: its rung, what it found, and where."""
-    return f"{finding.level.rung} {found(finding, say)}{at(finding, say) if finding.status is Status.FAIL else ''}"
+    return f"{finding.level.rung} {result(finding, say)}{at(finding, say) if finding.status is Status.FAIL else ''}"
 
 
 def short_outcome(finding: Finding, say: Say = english) -> str:
     """A finding in as few words as a narrow table takes: its rung, what it found, and the step of a failure."""
     step = finding.where.rollout_id
     if not finding.fails:
-        return f"{finding.level.rung} {found(finding, say)}"
+        return f"{finding.level.rung} {result(finding, say)}"
     place = "" if step is None else say(" at step {step}", step=step)
     return f"{finding.level.rung} {say('FAIL')}{place}"
 
@@ -279,7 +382,7 @@ def how_tested(finding: Finding, say: Say = english) -> str:
         factor = f"{TIMES}/÷ {number(factor_of(margin))}"
         scale = say("{factor}, which in the log is ", factor=factor) if in_log(finding) else ""
         parts.append(say("margin {scale}±{margin}", scale=scale, margin=number(margin)))
-    level = 90 if "margin" in evidence and finding.status is not Status.FAIL else 95
+    level = interval_level(finding)
     if interval := evidence.get(f"ci{level}"):
         low, high = interval
         parts.append(f"{level} % CI [{number(low)}, {number(high)}]")

@@ -12,9 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from parity.findings import Finding, Judgement, Status, Verdict, quantity
+from parity.report.colours import COLOURS
 from parity.stats import Trajectory, e_value
 
-_COLOUR = {Verdict.PARITY: "green", Verdict.DIFFERENT: "red", Verdict.INCONCLUSIVE: "yellow"}
 _STATE = {Verdict.PARITY: "inside margin", Verdict.DIFFERENT: "different", Verdict.INCONCLUSIVE: "open"}
 _FAILING_SHOWN = 5
 
@@ -86,7 +86,7 @@ def screen(seen: Seen) -> RenderableType:
             low, high = one.interval
             estimate = "none yet" if one.estimate is None else f"{one.estimate:+.4f}"
             cells = (name, estimate, f"{low:+.3f} … {high:+.3f}", f"±{one.margin:g}")
-            table.add_row(*cells, e_value(one.process.log_e), _STATE[one.verdict], style=_COLOUR[one.verdict])
+            table.add_row(*cells, e_value(one.process.log_e), _STATE[one.verdict], style=COLOURS[one.verdict])
         tables.append(table)
     failing = [Text(f"contract: {finding.check}: {finding.message}", style="red") for finding in seen.failing]
     return Group(*tables, *failing[:_FAILING_SHOWN], Text(line(seen), style="dim"))
@@ -105,4 +105,4 @@ def print_result(result: WatchResult, seen: Seen, console: Console) -> None:
             console.print(Text(finding.message, style="yellow"))
     for reason in result.judgement.reasons:
         console.print(Text(f"  {reason}"))
-    console.print(Text(result.judgement.verdict.value, style=f"bold {_COLOUR[result.judgement.verdict]}"))
+    console.print(Text(result.judgement.verdict.value, style=f"bold {COLOURS[result.judgement.verdict]}"))

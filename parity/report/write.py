@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from parity.records.store import write_atomically
-from parity.report import data, html, junit, markdown, plots
+from parity.report import comment, data, html, junit, markdown, plots
 from parity.report.document import Report
 from parity.report.words import Language, speaker
 
@@ -13,7 +13,7 @@ from parity.report.words import Language, speaker
 def write_report(
     report: Report, directory: Path, experiment: Path | None = None, language: Language = "en"
 ) -> list[Path]:
-    """Writes report.html, report.md, report.json, junit.xml and the PNGs; the same report gives the same bytes.
+    """Writes report.html, report.md, comment.md, report.json, junit.xml and PNGs; the same report gives the same bytes.
 
     Pictures come first and report.md last, so that a report that is there is whole. The page shows the samples and
     events of `experiment`, where they are on disk; `language` is that of the page and of report.md.
@@ -28,6 +28,7 @@ def write_report(
     contents["report.json"] = data.render(report)
     contents["junit.xml"] = junit.render(report)
     contents["report.html"] = html.render(report, evidence, language)
+    contents["comment.md"] = comment.render(report, language).encode()
     contents["report.md"] = markdown.render(report, pictures, language).encode()
     for name, content in contents.items():
         write_atomically(directory / name, content)

@@ -335,11 +335,11 @@ def test_whatever_a_host_wrote_is_what_its_exchanges_brought(
     assert failed == (set() if form == "verl" else {"samples_received"})
 
 
-@pytest.mark.parametrize(("failed", "named"), [(2, "(c0, c1)"), (40, "c6, c7 and 32 more)")])
+@pytest.mark.parametrize(("failed", "named"), [(2, "(c0, c1)"), (40, "c6, c7, 32 more)")])
 def test_the_verdict_of_many_failed_checks_stays_one_sentence(failed: int, named: str) -> None:
     findings = tuple(Finding(f"c{number}", Level.CONTRACT, Status.FAIL, "wrong") for number in range(failed))
     said = headline(CheckResult(findings, {"samples": 3}, (), ()))
-    assert said.startswith(f"FAIL: 3 samples: {failed} of {failed} checks fail (c0, ")
+    assert said.startswith(f"FAIL: {failed} of {failed} checks fail (c0, ")
     assert named in said
 
 

@@ -241,10 +241,10 @@ def test_a_revision_that_asks_for_something_else_is_told(recorded, pytester):
 
 def test_a_recording_is_what_parity_check_reads(recorded, pytester):
     from parity.commands.check import check_sources
-    from parity.report.checks import CheckVerdict
+    from parity.findings import Verdict
 
     result = check_sources(["base"], group_size=4)
-    assert result.verdict is CheckVerdict.PASS
+    assert result.verdict is Verdict.PASS
     assert result.counts == {"samples": 8, "groups": 2, "exchanges": 8, "files": 2}
 
 

@@ -85,9 +85,12 @@ def test_junit_has_one_case_a_check(build):
         Finding("training_parity", Level.TRAINING, Status.INCONCLUSIVE, "4 more runs an arm"),
         Finding("training_parity", Level.TRAINING, Status.PASS, "inside the margin"),
     ]
-    root = ElementTree.fromstring(junit.render(build(findings=found)))
+    built = build(findings=found)
+    root = ElementTree.fromstring(junit.render(built))
+    scope = {known.get("name"): known.get("value") for known in root.iter("property")}
+    assert (scope["scope.engine"], scope["scope.task"], scope["scope.steps"]) == ("embedded", "arithmetic", "40")
     assert root.attrib == {
-        "name": "rollout parity: DIFFERENT",
+        "name": text.headline(built),
         "tests": "5",
         "failures": "1",
         "skipped": "2",
@@ -182,7 +185,7 @@ def test_a_margin_without_an_end_is_said_and_drawn_nowhere(build, margin):
     where = Where(field="train/grad_norm")
     held = Finding("training_parity", Level.TRAINING, Status.PASS, "inside", where, evidence=evidence)
     built = build(findings=[held])
-    assert f"margin {text.TIMES}/" in text.row_cells(built.rows[-1])[4]
+    assert f"margin {text.TIMES}/" in text.tested_cells(built.rows[-1])[1]
     assert plots.draw(built)
 
 
@@ -202,6 +205,7 @@ def test_a_report_is_written_whole_and_the_same_bytes_each_time(build, tmp_path)
         "report.json",
         "junit.xml",
         "report.html",
+        "comment.md",
         "report.md",
     ]
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]

@@ -42,29 +42,44 @@ def headings(text: str) -> list[str]:
     return [tokens[place + 1].content for place, token in enumerate(tokens) if token.type == "heading_open"]
 
 
+def table_under(text: str, summary: str) -> list[list[str]]:
+    """The first table below a summary that opens on a click."""
+    return tables(text.partition(f"<summary>{summary}</summary>")[2])[0]
+
+
 def failing(message: str, **place: object) -> Finding:
     return Finding("reward_recomputed", Level.CONTRACT, Status.FAIL, message, Where(**place), "0", "1")  # type: ignore[arg-type]
 
 
 def test_the_first_table_is_the_eight_rows_as_a_parser_sees_them(report):
-    first = tables(markdown.render(report, []))[0]
-    assert first[0] == ["", "baseline", "experiment", "difference", "test", "finding"]
-    assert [row[0] for row in first[1:]] == [row.name for row in report.rows]
-    assert all(len(row) == 6 for row in first)
-    assert first[1][1:4] == ["20,480", "20,480", "0"]
-    assert first[1][5] == "L0 pass; L2 pass"
-    assert "margin ±0.1, 90 % CI [-0.0076, 0.0357], 3 + 3 runs" in first[5][4]
-
-
-def test_the_verdict_comes_first_with_what_it_rests_on(report):
     text = markdown.render(report, [])
-    assert text.startswith("# Rollout parity: PARITY\n\n**PARITY: native equals per-sample by L0 contract (6 of 6")
-    assert headings(text) == [
-        "Rollout parity: PARITY",
-        "The eight metrics",
+    first = tables(text)[0]
+    assert first[0] == ["", "baseline", "experiment", "difference", "margin", "interval", "finding"]
+    assert [row[0] for row in first[1:]] == [row.name for row in report.rows]
+    assert all(len(row) == 7 for row in first)
+    assert first[1][1:5] == ["20,480", "20,480", "0", "exact"]
+    assert first[1][6] == "L0 pass; L2 pass"
+    assert first[5][4:6] == ["±0.1", "-0.0076 to +0.0357 (90 %)"]
+    tested = table_under(text, "How each metric was tested")
+    assert "margin ±0.1, 90 % CI [-0.0076, 0.0357], 3 + 3 runs" in tested[5][1]
+
+
+def test_the_verdict_comes_first_with_what_it_speaks_of_and_rests_on(report):
+    text = markdown.render(report, [])
+    lines = text.splitlines()
+    assert lines[0] == "# Rollout parity: PARITY"
+    assert lines[2].startswith("**PARITY: native equals per-sample (embedded, task arithmetic, 8 runs, 40 steps, ")
+    assert "by L0 contract (6 of 6" in lines[2]
+    assert lines[4].startswith("Scope: engine embedded; task arithmetic; 8 runs; 40 steps; ")
+    assert "not recorded: model, trainer" in lines[4]
+    assert "margins: rollout/raw\\_reward ±0.1" in lines[4] or "margins: rollout/raw_reward ±0.1" in lines[4]
+    assert lines[6].startswith("Not shown: that free sampling is equally distributed")
+    assert headings(text) == ["Rollout parity: PARITY", "The eight metrics", "Performance", "Details"]
+    assert re.findall("<summary>(.*)</summary>", text)[:7] == [
+        "How each metric was tested",
         "The ladder of evidence",
         "Curves",
-        "Performance",
+        "How costs were measured",
         "What was not compared",
         "How each run ended",
         "How to reproduce",
@@ -75,11 +90,11 @@ def test_a_difference_is_said_with_its_step_group_and_slot(report, build):
     fault = failing("reward 1 is recorded", run="native-seed0", rollout_id=7, group_index=3, index=2, field="reward")
     text = markdown.render(build(findings=[*report.findings, fault]), [])
     place = "at run native-seed0, step 7, group 3, slot 2, field reward"
-    assert text.splitlines()[2].startswith("**DIFFERENT: native differs from per-sample, first difference at")
+    assert text.splitlines()[2].startswith("**DIFFERENT: native differs from per-sample (embedded, ")
     assert place in text.splitlines()[2]
     assert headings(text)[1] == "What failed"
     assert place in text.split("## What failed")[1].split("##")[0]
-    assert tables(text)[0][5][5] == f"L0 fail {place}; L2 pass; L3 pass"
+    assert tables(text)[0][5][6] == f"L0 fail {place}; L2 pass; L3 pass"
 
 
 def test_a_planted_fault_is_told_beside_the_verdict_and_none_otherwise(report, build):
@@ -89,14 +104,14 @@ def test_a_planted_fault_is_told_beside_the_verdict_and_none_otherwise(report, b
 
 
 def test_one_ratio_stands_for_a_cost(report):
-    cost = tables(markdown.render(report, []))[2]
+    cost = tables(markdown.render(report, []))[1]
     assert [row[0] for row in cost[1:]] == ["requests a step", "rollout time a step, s", "response tokens/s"]
     assert "0.64 (95 % 0.62 to 0.66)" in cost[2][3]
     assert cost[1][1:] == cost[3][1:] == ["not compared"] * 3
 
 
 def test_every_rung_shows_its_status_and_strongest_finding(report):
-    ladder = tables(markdown.render(report, []))[1]
+    ladder = table_under(markdown.render(report, []), "The ladder of evidence")
     assert [(row[0], row[2], row[3]) for row in ladder[1:]] == [
         ("L0 contract", "pass", "6 of 6"),
         ("L1 sampling", "not compared", "0 of 0"),
@@ -108,13 +123,13 @@ def test_every_rung_shows_its_status_and_strongest_finding(report):
 
 def test_what_was_not_compared_is_listed(report, build):
     text = markdown.render(report, [])
-    listed = text.split("## What was not compared")[1].split("##")[0]
+    listed = text.split("<summary>What was not compared</summary>")[1].split("</details>")[0]
     assert "L3 kl: train/kl_loss: not recorded in 3 runs of the baseline" in listed
     assert "L1 sampling: no finding" in listed
     nothing = markdown.render(build(runs=[], findings=[]), [])
     assert "the row grad norm: no values" in nothing
     assert "the row grad norm: no finding tests it" in nothing
-    assert tables(nothing)[0][1] == ["output count", *["not compared"] * 5]
+    assert tables(nothing)[0][1] == ["output count", *["not compared"] * 3, "none", "", "not compared"]
 
 
 def test_nan_is_shown_as_nan_and_never_as_zero(build):
@@ -130,14 +145,14 @@ def test_how_to_reproduce_is_word_for_word(build):
     text = markdown.render(build(commands=["parity run --experiment native --out 'a b'"]), [])
     fences = [token.content for token in PARSER.parse(text) if token.type == "fence"]
     assert fences[0] == "parity run --experiment native --out 'a b'\n"
-    values = {row[0]: row[1] for row in tables(text)[4]}
+    values = dict(table_under(text, "How to reproduce"))
     assert values["commit"] == "0123456789abcdef0123456789abcdef01234567"
     assert values["seeds"] == "1, 2, 3"
     assert re.fullmatch(r"[0-9a-f]{12}", values["config hash"])
 
 
 def test_retries_and_restarts_are_reported_per_run(report):
-    ended = tables(markdown.render(report, []))[3]
+    ended = table_under(markdown.render(report, []), "How each run ended")
     assert ended[0][:7] == ["run", "design", "steps", "how it ended", "retries", "engine restarts", "resumes"]
     assert ended[1][:7] == ["per-sample-seed1", "paired", "40", "completed", "0", "0", "0"]
     assert len(ended) == 9

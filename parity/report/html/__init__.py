@@ -55,7 +55,7 @@ def render(report: Report, evidence: PageEvidence, language: Language = "en") ->
     page = Template(_asset("page.html")).substitute(
         language="zh-CN" if language == "zh" else language,
         policy=f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; img-src data:",
-        title=f"rollout parity: {report.verdict.verdict.value}",
+        title=f"rollout parity: {report.verdict.verdict.words}",
         style=style,
         script=script,
         content=_json(_content(report, evidence, language)),
@@ -97,7 +97,7 @@ def _content(report: Report, evidence: PageEvidence, language: Language) -> dict
     number = {id(finding): place for place, finding in enumerate(report.findings)}
     document = data.document(report)
     for row, shown in zip(report.rows, document["table"], strict=True):
-        shown["cells"] = text.row_cells(row, say)[:4]
+        shown["cells"] = text.row_cells(row, say)[:5]
         shown["findings"] = [
             {
                 "number": number[id(finding)],
@@ -125,7 +125,9 @@ def _content(report: Report, evidence: PageEvidence, language: Language) -> dict
         "failing": [number[id(finding)] for finding in report.failing],
         "rules": _rules(report, say),
         "outcome_columns": [say(column) for column in text.OUTCOME_COLUMNS],
-        "beside": [line for line in (text.planted(report, say), text.not_shown(report, say)) if line],
+        "verdict_words": report.verdict.verdict.words,
+        "beside": text.beside(report, say),
+        "margin_time": text.margin_time(report, say),
         "basis": text.basis(report, say),
         "designs": report.arms_of_design,
         "margins": _margins(report, number, say),

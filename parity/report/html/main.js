@@ -23,7 +23,7 @@ function drawHead(view) {
   document
     .getElementById("head")
     .replaceChildren(
-      el("h1", {}, "rollout parity ", el("span", { class: `badge ${data.verdict}` }, data.verdict)),
+      el("h1", {}, "rollout parity ", el("span", { class: `badge ${data.verdict}` }, data.verdict_words)),
       el("nav", { "aria-label": say("views") }, links),
       el("button", { type: "button", class: "keys", onclick: showKeys }, say("keys")),
     );

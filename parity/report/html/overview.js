@@ -14,7 +14,7 @@ function overview() {
     ...whatFailed(),
     el("h2", {}, say("The eight metrics")),
     table(
-      ["", say("baseline"), say("experiment"), say("difference"), say("test"), say("finding")],
+      [say("metric"), say("finding"), say("baseline"), say("experiment"), say("difference"), say("margin"), say("test")],
       data.table.map(rowCells),
       "rows",
     ),
@@ -96,9 +96,9 @@ function rowCells(row) {
   const lines = values.map((value) => value.split(", ").map((line) => el("div", {}, line)));
   return [
     link(route("metrics", metric), name),
+    found.length ? found : say("not compared"),
     ...lines,
     tested.length ? tested : say("not compared"),
-    found.length ? found : say("not compared"),
   ];
 }
 

@@ -15,7 +15,7 @@ function provenance() {
       source.seconds === null ? say("not recorded") : `${number(Math.round(source.seconds))} s`,
     ],
     [
-      say("margins, stated before the runs"),
+      data.margin_time,
       Object.entries(source.margins)
         .map(([name, margin]) => `${name} ±${number(margin)}`)
         .join("; ") || say("not recorded"),

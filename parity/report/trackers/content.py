@@ -18,7 +18,7 @@ from parity.report.words import shortened
 LONGEST = 4_000
 """Characters of one text; report.json has it whole."""
 
-FILES = ("report.html", "report.md", "report.json", "junit.xml")
+FILES = ("report.html", "report.md", "comment.md", "report.json", "junit.xml")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +70,7 @@ def provenance(report: Report) -> dict[str, str]:
         "engine": source.engine,
         "determinism": source.determinism,
         "config_hash": source.config_hash,
+        "scope": text.scope_sentence(report),
         **{f"margin {metric}": str(margin) for metric, margin in source.margins.items()},
         **{f"version {name}": version for name, version in source.versions.items()},
     }
@@ -88,8 +89,7 @@ def label(directory: Path) -> str:
 
 def words(report: Report) -> str:
     """The verdict with what it rests on and leaves open, a line each."""
-    lines = (text.headline(report), text.planted(report), text.not_shown(report), *text.reasons(report))
-    return "\n".join(map(shown, filter(None, lines)))
+    return "\n".join(map(shown, (text.headline(report), *text.beside(report), *text.reasons(report))))
 
 
 def shown(value: object) -> str:
@@ -125,7 +125,7 @@ def _tables(report: Report) -> dict[str, list[Sequence[str]]]:
                     text.QUESTIONS[rung.level],
                     text.status(rung.status),
                     f"{rung.compared} of {rung.total}",
-                    text.said(rung.strongest) if rung.strongest else "no finding",
+                    text.sentence(rung.strongest) if rung.strongest else "no finding",
                 )
                 for rung in report.ladder
             ),
@@ -134,7 +134,7 @@ def _tables(report: Report) -> dict[str, list[Sequence[str]]]:
         "findings": [
             ("level", "status", "finding"),
             *(
-                (text.rung_name(finding.level), text.status(finding.status), text.said(finding))
+                (text.rung_name(finding.level), text.status(finding.status), text.sentence(finding))
                 for finding in report.findings
             ),
         ],

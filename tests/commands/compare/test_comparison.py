@@ -12,12 +12,13 @@ from parity.commands.compare import Question, compare, margins_of
 from parity.errors import UsageError
 from parity.findings import Finding, Severity, Status, Verdict
 from parity.metrics import Curve
+from parity.records.margins import by_curve
 from parity.report import text
 from parity.report.document import Report
 from parity.sources.curves import RecordedRun
 
 MARGINS = {"response_length": 0.05}
-QUESTION = Question(margins_of(MARGINS, history=False))
+QUESTION = Question(margins_of(MARGINS, history=False), stated=tuple(margins_of(MARGINS, history=False)))
 
 
 def arm(name: str, count: int, first_seed: int, **changed: float) -> list[RecordedRun]:
@@ -42,8 +43,12 @@ def with_values(run: RecordedRun, metric: str, places: slice, value: float) -> R
 
 def test_equal_arms_are_parity_and_the_cheaper_one_is_named() -> None:
     report = compare(arm("b", 5, 0), arm("e", 5, 100, seconds=8.0), question=QUESTION)
-    assert report.verdict.verdict is Verdict.PARITY
-    assert "weakest evidence" in text.headline(report)
+    assert report.verdict.verdict is Verdict.CURVES_AGREE
+    assert text.headline(report).startswith(
+        "CURVES AGREE: experiment trains as baseline (10 runs, 60 steps) within the"
+    )
+    assert "rollout/raw_reward ±0.1" in text.headline(report)
+    assert "PARITY" not in text.headline(report)
     assert one(report, "rollout_time", "perf/rollout_time").status is Status.PASS
     assert len(of_check(report, "training_parity")) == 5
     assert one(report, "training_parity").evidence["band"]["outside"] == []
@@ -57,6 +62,17 @@ def test_a_shifted_reward_is_different_and_located() -> None:
     outside = found.evidence["band"]["outside"]
     assert len(outside) > 50, "at nearly every step of 60"
     assert {finding.status for finding in of_check(report, "training_parity") if finding is not found} == {Status.PASS}
+
+
+def test_margins_that_nobody_stated_leave_curves_that_agree_inconclusive() -> None:
+    unstated = compare(arm("b", 5, 0), arm("e", 5, 100), question=replace(QUESTION, stated=tuple(by_curve(MARGINS))))
+    assert unstated.verdict.verdict is Verdict.INCONCLUSIVE
+    assert "default margins" in text.headline(unstated)
+    assert "rollout/raw_reward" in unstated.scope.default_margins
+    assert not set(by_curve(MARGINS)) & set(unstated.scope.default_margins)
+    different = replace(QUESTION, stated=())
+    shifted = compare(arm("b", 5, 0), arm("e", 5, 100, shift=-0.3), question=different)
+    assert shifted.verdict.verdict is Verdict.DIFFERENT
 
 
 def test_a_shift_that_begins_late_is_located_there() -> None:
@@ -119,7 +135,7 @@ def test_a_metric_that_all_lack_is_not_compared_and_one_that_an_arm_lacks_stays_
     assert report.verdict.verdict is Verdict.INCONCLUSIVE
     neither = compare([without(run, "rollout/group_reward_std") for run in baseline], lone, question=QUESTION)
     assert one(neither, "training_parity", "rollout/group_reward_std").status is Status.NOT_COMPARED
-    assert neither.verdict.verdict is Verdict.PARITY
+    assert neither.verdict.verdict is Verdict.CURVES_AGREE
     unrewarded = [[without(run, "rollout/raw_reward") for run in runs] for runs in (baseline, experiment)]
     assert compare(*unrewarded, question=QUESTION).verdict.verdict is Verdict.INCONCLUSIVE
 
@@ -151,7 +167,7 @@ def test_a_run_cut_off_leaves_parity_subject_to_censoring() -> None:
     report = compare(arm("b", 5, 0), [cut_at(experiment[0], 40, "oom"), *experiment[1:]], question=QUESTION)
     (table,) = of_check(report, "runs_cut_off")
     assert table.evidence["table"]["experiment"] == {"oom": 1, "complete": 4}
-    assert report.verdict.verdict is Verdict.PARITY
+    assert report.verdict.verdict is Verdict.CURVES_AGREE
     assert "subject to censoring" in text.headline(report)
     assert of_check(report, "run_lengths")[0].evidence["ranges"] == {"39": [5, 5], "59": [5, 4]}
     many = [cut_at(run, 40, None) for run in experiment]
@@ -205,7 +221,7 @@ def test_secondary_metrics_raise_flags_that_do_not_decide() -> None:
     report = compare(arm("b", 5, 0), experiment, question=QUESTION)
     flag = one(report, "secondary_difference", "train/loss")
     assert (flag.status, flag.severity) == (Status.FAIL, Severity.WARNING)
-    assert report.verdict.verdict is Verdict.PARITY
+    assert report.verdict.verdict is Verdict.CURVES_AGREE
 
 
 def test_a_run_that_counts_several_times_makes_no_difference_either() -> None:
@@ -284,4 +300,4 @@ def test_runs_that_end_early_are_told_how_to_say_that_they_were_to() -> None:
     report = compare(arm("b", 5, 0), short, question=QUESTION)
     assert "--ended RUN=completed" in of_check(report, "runs_cut_off")[0].message
     ended = replace(QUESTION, ended={run.name: "completed" for run in short})
-    assert compare(arm("b", 5, 0), short, question=ended).verdict.verdict is Verdict.PARITY
+    assert compare(arm("b", 5, 0), short, question=ended).verdict.verdict is Verdict.CURVES_AGREE

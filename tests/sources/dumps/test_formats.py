@@ -11,8 +11,8 @@ from host_forms import COLUMNS, write_format
 from parity.commands.check import check_paths
 from parity.contract_checks import Rules
 from parity.errors import UsageError
+from parity.findings import Verdict
 from parity.records.samples import Rollout, Sample
-from parity.report.checks import CheckVerdict
 from parity.sources.dumps import open_source
 
 N = 4
@@ -45,7 +45,7 @@ def test_what_a_format_keeps_is_read_back_unchanged(name: str, valid_samples: Bu
 @every_format
 def test_sound_samples_pass(name: str, valid_samples: Build, tmp_path: Path) -> None:
     result = check_paths([write_format(name, tmp_path, valid_samples(groups=6, n=N), N)], RULES)
-    assert result.verdict is CheckVerdict.PASS, [one for one in result.findings if one.fails]
+    assert result.verdict is Verdict.PASS, [one for one in result.findings if one.fails]
     assert result.counts == {"samples": 24, "groups": 6, "exchanges": 0, "files": 1}
 
 
