@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -70,3 +71,17 @@ def test_the_core_loads_nothing_that_runs_engines_trains_draws_or_prints() -> No
 
 def test_records_and_patch_know_the_same_arms() -> None:
     assert experiment.ARMS == rollout_patch.ARMS
+
+
+def test_the_page_on_architecture_names_what_there_is_in_the_order_of_imports() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    paths = set(re.findall(r"\b(?:parity|rollout_patch)/[\w/.]*\w", page))
+    assert len(paths) > 25
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+    layers = re.search(r"^layers = \[(.*?)^\]", (ROOT / "pyproject.toml").read_text(), re.MULTILINE | re.DOTALL)
+    assert layers
+    held = re.findall(r"[\w.]+", layers[1])
+    table = page.partition("## The order of imports")[2].partition("##")[0]
+    cells = (cell for line in table.splitlines() if line.startswith("| `") for cell in line.split("|")[1:2])
+    named = [path.removesuffix(".py").replace("/", ".") for cell in cells for path in re.findall("`([^`]+)`", cell)]
+    assert named == [module for module in held if module != "parity.__main__"]
