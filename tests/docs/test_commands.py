@@ -239,6 +239,7 @@ ELSEWHERE = {
         "tests/docs/test_docs.py::test_the_reference_has_every_check_and_its_faults",
     ): ("python tools/reference.py",),
     ("installs", ".ci/run"): ("make sglang", "make check", "make test", "apt-get install chromium"),
+    ("what it writes is held to the code", "tests/report/test_words.py::test_what_reports_read"): ("make messages",),
     ("installs", "Makefile"): (
         "make docs",
         "make run",
