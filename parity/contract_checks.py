@@ -9,7 +9,7 @@ fails a verdict.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from parity.evidence.contract import (
@@ -19,6 +19,8 @@ from parity.evidence.contract import (
     curves,
     finish,
     grouping,
+    media,
+    mismatch,
     outputs,
     requests,
     scores,
@@ -28,9 +30,10 @@ from parity.evidence.contract import (
 )
 from parity.evidence.contract.answers import samples_of
 from parity.evidence.contract.facts import Facts, Groups, facts_of, groups_of
+from parity.evidence.contract.inference import RULE_OF_CHECK, infer
 from parity.evidence.contract.outcomes import Case, Check, Outcome, Tally, findings_of
 from parity.evidence.contract.rules import AdvantageFormula, Rules
-from parity.findings import Finding, Severity
+from parity.findings import Finding, Message, Severity
 from parity.metrics import RunCurves, rollout_metrics
 from parity.records.exchanges import Exchange
 from parity.records.samples import Rollout
@@ -62,8 +65,8 @@ SampleRule = Callable[[Facts, Groups, Rules], Outcome]
 ArmsRule = Callable[[arms.Side, arms.Side], Outcome]
 
 
-def _first_sentence(function: Callable[..., object]) -> str:
-    return (function.__doc__ or "").split("\n", 1)[0].rstrip(".")
+def _first_sentence(function: Callable[..., object]) -> Message:
+    return Message((function.__doc__ or "").split("\n", 1)[0].rstrip("."))
 
 
 def _check(function: Callable[..., object], prefix: str = "", warning: bool = False) -> Check:
@@ -71,7 +74,12 @@ def _check(function: Callable[..., object], prefix: str = "", warning: bool = Fa
     return Check(name, _first_sentence(function), Severity.WARNING if warning else Severity.ERROR)
 
 
-_GROUP_RULES: tuple[SampleRule, ...] = (grouping.output_count, grouping.slot_index)
+_GROUP_RULES: tuple[SampleRule, ...] = (
+    grouping.output_count,
+    grouping.slot_index,
+    clones.groups_once,
+    clones.text_clones,
+)
 _SAMPLE_ERRORS: tuple[SampleRule, ...] = (
     grouping.group_prompt,
     grouping.group_media,
@@ -86,8 +94,10 @@ _SAMPLE_ERRORS: tuple[SampleRule, ...] = (
     tokens.loss_mask_length,
     tokens.loss_mask_values,
     tokens.prompt_tokens,
-    tokens.media_placeholders,
+    tokens.token_arrays,
     tokens.encoded_media,
+    media.media_placeholders,
+    media.generated_placeholders,
     finish.finish_reason,
     finish.finish_length,
     finish.finish_stop,
@@ -95,6 +105,7 @@ _SAMPLE_ERRORS: tuple[SampleRule, ...] = (
     finish.context,
     clones.clones,
     clones.clone_prefixes,
+    clones.clones_elsewhere,
     scores.reward_missing,
     scores.reward_recomputed,
     scores.advantage_recomputed,
@@ -109,11 +120,12 @@ _SAMPLE_WARNINGS: tuple[SampleRule, ...] = (
 _SAMPLE_RULES: tuple[tuple[Check, str, SampleRule], ...] = (
     *((_check(rule), "groups", rule) for rule in _GROUP_RULES),
     *((_check(rule), "samples", rule) for rule in _SAMPLE_ERRORS),
+    (_check(mismatch.trainer_engine_gap), "rollouts", mismatch.trainer_engine_gap),
     *((_check(rule, warning=True), "samples", rule) for rule in _SAMPLE_WARNINGS),
 )
 
-_STATUS = Check("exchange_status", "Every request was answered with status 200", Severity.WARNING)
-_IDS = Check("exchange_unique_ids", "Every output has an id of its own, over all answers")
+_STATUS = Check("exchange_status", Message("Every request was answered with status 200"), Severity.WARNING)
+_IDS = Check("exchange_unique_ids", Message("Every output has an id of its own, over all answers"))
 _VIEWS = _check(streams.views_grow, "exchange_")
 _EXCHANGE_RULES: tuple[tuple[Check, wire.ExchangeRule], ...] = tuple(
     (_check(rule, "exchange_"), rule)
@@ -142,7 +154,10 @@ _OUTPUT_RULES: tuple[tuple[Check, outputs.OutputRule], ...] = (
             outputs.prompt_logprobs,
         )
     ),
-    *((_check(rule, "exchange_", warning=True), rule) for rule in (outputs.empty_output, outputs.cached_tokens)),
+    *(
+        (_check(rule, "exchange_", warning=True), rule)
+        for rule in (outputs.empty_output, outputs.cached_tokens, outputs.logprob_tail)
+    ),
 )
 
 _ACCOUNTED = _check(accounting.requests_accounted)
@@ -172,6 +187,7 @@ _CURVE_RULES: tuple[tuple[Check, str, Callable[[Sequence[RunCurves]], Outcome]],
     (_check(curves.steps_once, "curve_", warning=True), "curves", curves.steps_once),
     (_check(curves.finite_values, "curve_"), "curves", curves.finite_values),
     (_check(curves.train_rollout_gap, "curve_"), "runs", curves.train_rollout_gap),
+    (_check(curves.climbing_gap, "curve_"), "curves", curves.climbing_gap),
 )
 _ARMS_STEPS = _check(curves.arms_same_steps, "curve_")
 
@@ -216,11 +232,17 @@ def _joined(parts: Sequence[Facts], rules: Rules) -> Facts:
 
 
 def _sample_findings(facts: Facts, groups: Groups, rules: Rules) -> list[Finding]:
-    return [
-        finding
-        for check, unit, rule in _SAMPLE_RULES
-        for finding in findings_of(check, rule(facts, groups, rules), unit)
-    ]
+    """Findings of every rule over samples, by the rules given and what the samples themselves show."""
+    inferred = infer(facts, groups, rules)
+    findings: list[Finding] = []
+    for check, unit, rule in _SAMPLE_RULES:
+        outcome, name = rule(facts, groups, inferred.rules), RULE_OF_CHECK.get(check.name, "")
+        if name in inferred.accepted:
+            outcome = replace(outcome, inferred=inferred.accepted[name])
+        elif name in inferred.refused and not outcome.checked:
+            outcome = replace(outcome, missing=inferred.refused[name])
+        findings += findings_of(check, outcome, unit)
+    return findings
 
 
 def check_exchanges(exchanges: Iterable[Exchange], rules: Rules) -> list[Finding]:
@@ -239,7 +261,7 @@ def check_exchanges(exchanges: Iterable[Exchange], rules: Rules) -> list[Finding
         if exchange.status == 200:
             tally.add(_VIEWS.name, streams.views_grow(exchange, name))
             _check_answer(streams.settled(exchange), name, rules, tally, seen)
-    missing = "the exchanges lack what the rule needs"
+    missing = Message("the exchanges lack what the rule needs")
     return [
         finding
         for check, unit in _WIRE_UNITS
@@ -259,7 +281,9 @@ _WIRE_UNITS: Sequence[tuple[Check, str]] = (
 def _status(exchange: Exchange, name: str) -> list[Case]:
     if exchange.status == 200:
         return []
-    message = f"status {exchange.status} on attempt {exchange.attempt}: {str(exchange.response)[:120]}"
+    answer = str(exchange.response)[:120]
+    template = "status {status} on attempt {attempt}: {answer}"
+    message = Message(template, status=exchange.status, attempt=exchange.attempt, answer=answer)
     return [wire.exchange_case(exchange, name, "status", 200, exchange.status, message)]
 
 
@@ -279,7 +303,10 @@ def check_recording(
 
     Memory is that of one part, one exchange, and some 600 bytes a sample.
     """
-    return check_parts([part_of(batch, rules) for batch in batches], exchanges, rules, chunk)
+    accounts = accounting.Accounts()
+    of_exchanges = check_exchanges(accounting.booked(exchanges, accounts), rules)
+    parts = [part_of(batch, rules, accounts) for batch in batches]
+    return _recording_findings(parts, of_exchanges, accounts, rules, chunk)
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,29 +317,43 @@ class Part:
     receipts: accounting.Receipts
 
 
-def part_of(rollout: Rollout, rules: Rules) -> Part:
-    """Reads some samples, for `check_parts` and `check_arms_of_parts`."""
-    return Part(facts_of(rollout, rules), accounting.receipts_of(rollout))
+def part_of(rollout: Rollout, rules: Rules, accounts: accounting.Accounts | None = None) -> Part:
+    """Reads some samples, for `check_parts` and `check_arms_of_parts`.
+
+    Args:
+        rollout: The samples.
+        rules: What they were asked to be.
+        accounts: The booked exchanges, which a sample that is a chain of several outputs is held to; without them each
+            sample counts as one output.
+    """
+    return Part(facts_of(rollout, rules), accounting.receipts_of(rollout, accounts or accounting.Accounts()))
 
 
 def check_parts(
     parts: Sequence[Part], exchanges: Iterable[Exchange], rules: Rules, chunk: int | None = None
 ) -> list[Finding]:
     """As `check_recording`, of samples that were read already by `part_of` under the same rules."""
-    accounts: accounting.Accounts = {}
+    accounts = accounting.Accounts()
     of_exchanges = check_exchanges(accounting.booked(exchanges, accounts), rules)
-    facts = _joined([part.facts for part in parts], rules)
-    receipts = _receipts([part.receipts for part in parts])
+    return _recording_findings(parts, of_exchanges, accounts, rules, chunk)
+
+
+def _recording_findings(
+    parts: Sequence[Part],
+    of_exchanges: Sequence[Finding],
+    accounts: accounting.Accounts,
+    rules: Rules,
+    chunk: int | None,
+) -> list[Finding]:
+    parts = parts or [part_of(Rollout.from_samples([]), rules)]
+    facts = Facts.concatenate([part.facts for part in parts])
+    receipts = accounting.Receipts.concatenate([part.receipts for part in parts])
     groups = groups_of(facts)
     return [
         *_sample_findings(facts, groups, rules),
         *of_exchanges,
         *_account_findings(facts, groups, receipts, accounts, chunk),
     ]
-
-
-def _receipts(parts: Sequence[accounting.Receipts]) -> accounting.Receipts:
-    return accounting.Receipts.concatenate(parts or [accounting.receipts_of(Rollout.from_samples([]))])
 
 
 def check_accounting(rollout: Rollout, exchanges: Iterable[Exchange], chunk: int | None = None) -> list[Finding]:
@@ -323,11 +364,11 @@ def check_accounting(rollout: Rollout, exchanges: Iterable[Exchange], chunk: int
         exchanges: Every attempt, failed ones too, with `rollout_id`, `group_index` and `arm`.
         chunk: Samples a request at most, where one group is asked for in several requests.
     """
-    accounts: accounting.Accounts = {}
+    accounts = accounting.Accounts()
     for _ in accounting.booked(exchanges, accounts):
         pass
     facts = facts_of(rollout, Rules())
-    return _account_findings(facts, groups_of(facts), accounting.receipts_of(rollout), accounts, chunk)
+    return _account_findings(facts, groups_of(facts), accounting.receipts_of(rollout, accounts), accounts, chunk)
 
 
 def _account_findings(
@@ -335,7 +376,7 @@ def _account_findings(
 ) -> list[Finding]:
     matching = accounting.match(facts, groups, receipts, accounts)
     outcomes = (
-        (_ACCOUNTED, "groups", accounting.requests_accounted(facts, groups, accounts, chunk)),
+        (_ACCOUNTED, "groups", accounting.requests_accounted(facts, groups, accounts, matching, chunk)),
         (_PARAMS, "groups", accounting.params_sent(facts, groups, accounts)),
         (_RECEIVED, "groups", accounting.samples_received(facts, groups, accounts, matching)),
         (_TEXTS, "samples", accounting.texts_received(facts, groups, receipts, accounts, matching)),

@@ -51,6 +51,12 @@ SCHEMA = pa.schema(
 )
 """The columns of samples; `extra` is a JSON object as text, so that any source's own fields fit one schema."""
 
+ASSIGNED = b"assigned"
+"""Key of a table's metadata: the columns, with commas between them, that a reader made up for want of recorded ones."""
+
+TRAINER_LOGPROBS = "trainer_logprobs"
+"""Field of `extra`: the trainer's log-prob of each response token, a list as long as `logprobs`."""
+
 FINISH_REASONS = ("stop", "length", "abort")
 STATUSES = ("pending", "completed", "truncated", "aborted", "failed")
 STATUS_OF_FINISH_REASON = {"stop": "completed", "length": "truncated", "abort": "aborted"}

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from parity.evidence.contract.facts import NULL, Facts, Groups, known_objects
+from parity.evidence.contract.columns import NULL
+from parity.evidence.contract.facts import Facts, Groups, known_objects
 from parity.evidence.contract.finish import unfinished
 from parity.evidence.contract.grouping import prompt_named
 from parity.evidence.contract.outcomes import SHOWN, Case, Outcome
-from parity.findings import Where, quantity
+from parity.findings import Message, Where, quantity
 
 Side = tuple[Facts, Groups]
 Key = tuple[int, int]
@@ -25,7 +26,8 @@ def same_groups(baseline: Side, experiment: Side) -> Outcome:
     cases = []
     for key in one_sided[:SHOWN]:
         has, lacks = ("baseline", "experiment") if key in left else ("experiment", "baseline")
-        cases.append(Case(_where(key, "group_index"), "both arms", has, f"the {lacks} has no such group"))
+        message = Message("the {lacks} has no such group", lacks=Message(lacks))
+        cases.append(Case(_where(key, "group_index"), "both arms", has, message))
     return Outcome(len(left.keys() | right.keys()), len(one_sided), tuple(cases))
 
 
@@ -37,7 +39,7 @@ def same_prompts(baseline: Side, experiment: Side) -> Outcome:
         "prompt_ids",
         lambda side, row: int(side.prompt_hash[row]) if side.prompt_length[row] != NULL else None,
         prompt_named,
-        "another prompt",
+        Message("the experiment's group has another prompt than the baseline's"),
     )
 
 
@@ -49,7 +51,7 @@ def same_media(baseline: Side, experiment: Side) -> Outcome:
         "media_sha256",
         lambda side, row: side.media[row],
         lambda side, row: list(side.media[row]),
-        "other media",
+        Message("the experiment's group has other media than the baseline's"),
     )
 
 
@@ -62,7 +64,8 @@ def same_params(baseline: Side, experiment: Side) -> Outcome:
         known = {name: value for name, value in {**floats, **whole}.items() if value == value and value != NULL}
         return known or None
 
-    return _group_by_group(baseline, experiment, "temperature", params, params, "other sampling parameters")
+    message = Message("the experiment's group has other sampling parameters than the baseline's")
+    return _group_by_group(baseline, experiment, "temperature", params, params, message)
 
 
 def output_count(baseline: Side, experiment: Side) -> Outcome:
@@ -71,8 +74,9 @@ def output_count(baseline: Side, experiment: Side) -> Outcome:
     shared = sorted(left.keys() & right.keys())
     sizes = [(int(baseline[1].sizes[left[key]]), int(experiment[1].sizes[right[key]])) for key in shared]
     wrong = [(key, size) for key, size in zip(shared, sizes, strict=True) if size[0] != size[1]]
+    template = "{samples} in the baseline, {other} in the experiment"
     cases = [
-        Case(_where(key, "index"), a, b, f"{quantity(a, 'samples')} in the baseline, {b} in the experiment")
+        Case(_where(key, "index"), a, b, Message(template, samples=quantity(a, "samples"), other=b))
         for key, (a, b) in wrong[:SHOWN]
     ]
     evidence = {"baseline": len(baseline[0]), "experiment": len(experiment[0])}
@@ -83,7 +87,7 @@ def finish_reasons(baseline: Side, experiment: Side) -> Outcome:
     """Neither arm alone has aborted samples or samples without a finish reason."""
     left, right = (_shares(side[0].finish_reason) for side in (baseline, experiment))
     if left.keys() | right.keys() <= {"none"}:
-        return Outcome(0, skipped=1, missing="no finish reason recorded")
+        return Outcome(0, skipped=1, missing=Message("no finish reason recorded"))
     names = sorted(left.keys() | right.keys())
     wrong = [
         name for name in names if (name == "none" or name == "abort") and bool(left.get(name)) != bool(right.get(name))
@@ -93,8 +97,12 @@ def finish_reasons(baseline: Side, experiment: Side) -> Outcome:
             Where(field="finish_reason"),
             left.get(name, 0),
             right.get(name, 0),
-            f"finish reason {name}: {quantity(left.get(name, 0), 'samples')} in the baseline, "
-            f"{right.get(name, 0)} in the other",
+            Message(
+                "finish reason {reason}: {samples} in the baseline, {other} in the experiment",
+                reason=name,
+                samples=quantity(left.get(name, 0), "samples"),
+                other=right.get(name, 0),
+            ),
         )
         for name in wrong[:SHOWN]
     )
@@ -104,7 +112,7 @@ def finish_reasons(baseline: Side, experiment: Side) -> Outcome:
 def fields_present(baseline: Side, experiment: Side) -> Outcome:
     """What one arm records of every sample, the other records too."""
     if not len(baseline[0]) or not len(experiment[0]):
-        return Outcome(0, skipped=1, missing="an arm has no samples")
+        return Outcome(0, skipped=1, missing=Message("an arm has no samples"))
     presence = {name: (_share(baseline[0], has), _share(experiment[0], has)) for name, has in _PRESENT.items()}
     wrong = [name for name, (a, b) in presence.items() if (a == 1.0) != (b == 1.0)]
     cases = tuple(
@@ -112,7 +120,12 @@ def fields_present(baseline: Side, experiment: Side) -> Outcome:
             Where(field=name),
             presence[name][0],
             presence[name][1],
-            f"{name} is on {presence[name][0]:.1%} of the baseline's samples, {presence[name][1]:.1%} of the other's",
+            Message(
+                "{name} is on {share:.1%} of the baseline's samples, {other:.1%} of the experiment's",
+                name=name,
+                share=presence[name][0],
+                other=presence[name][1],
+            ),
         )
         for name in wrong[:SHOWN]
     )
@@ -158,7 +171,7 @@ def _group_by_group(
     field: str,
     value: Callable[[Facts, int], Any],
     shown: Callable[[Facts, int], Any],
-    other: str,
+    message: Message,
 ) -> Outcome:
     left, right = _keys(baseline), _keys(experiment)
     shared = sorted(left.keys() & right.keys())
@@ -171,6 +184,7 @@ def _group_by_group(
         checked += 1
         if a != b:
             wrong += 1
-            found = shown(baseline[0], rows[0]), shown(experiment[0], rows[1])
-            cases.append(Case(_where(key, field), *found, f"the experiment's group has {other} than the baseline's"))
-    return Outcome(checked, wrong, tuple(cases[:SHOWN]), len(shared) - checked, f"no {field} recorded in both arms")
+            values = shown(baseline[0], rows[0]), shown(experiment[0], rows[1])
+            cases.append(Case(_where(key, field), *values, message))
+    missing = Message("no {field} recorded in both arms", field=field)
+    return Outcome(checked, wrong, tuple(cases[:SHOWN]), len(shared) - checked, missing)

@@ -9,30 +9,37 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import pairwise
 from typing import Any
-from zlib import crc32
 
 import numpy as np
-import numpy.typing as npt
+import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from parity.evidence.contract.outcomes import SHOWN, Case, Outcome
+from parity.evidence.contract.columns import (
+    NULL,
+    Bools,
+    Floats,
+    Ints,
+    Objects,
+    entries_at,
+    integer_lists,
+    integers,
+    row_counts,
+    row_ends,
+    row_hashes,
+    row_lengths,
+    row_prefixes,
+    row_sums,
+    text_lists,
+    texts,
+)
+from parity.evidence.contract.gaps import trainer_gaps
+from parity.evidence.contract.outcomes import NOTHING, SHOWN, Case, Outcome
+from parity.evidence.contract.placeholders import generated_tokens, prompt_runs
 from parity.evidence.contract.rules import Rules
-from parity.findings import Where
-from parity.records.samples import Ragged, Rollout
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
-Bools = npt.NDArray[np.bool_]
-Objects = npt.NDArray[np.object_]
-
-NULL = np.iinfo(np.int64).min
-"""Stands for a null in integer facts; no integer of a sample takes it."""
-
-PREFIX = 32
-"""Tokens of the prefix that is compared between siblings."""
+from parity.findings import Message, Where
+from parity.records.samples import ASSIGNED, Ragged, Rollout
 
 SENTINEL_LOGPROB = -1000.0
 """No sampled token has a log-probability below it: padding values do (-9999, -1e4, the lowest float)."""
@@ -50,8 +57,12 @@ class Facts:
     Lengths are of the lists; `bad_*` count entries: `bad_ids` null, negative or beyond the vocabulary, `bad_logprobs`
     null, not finite, positive or a padding value, `bad_mask` neither 0 nor 1. `turns` counts what was sampled in one
     go, `longest_turn` the tokens of the longest; `last_sampled` is the last token of the last, and `stops` counts the
-    stop tokens after which a turn went on. `logprob_sum` and `prefix_logprob_sum` are over the output and its first
-    `PREFIX` tokens. `reward_again` is `rules.reward` of the sample. `removed`: its host keeps it out of training.
+    stop tokens after which a turn went on. `ends_amid` and `stop_amid` are what stop tokens are inferred from (see
+    `_stop_marks`). `logprob_sum` and `prefix_logprob_sum` are over the output and its first `PREFIX` tokens.
+    `reward_again` is `rules.reward` of the sample. `removed`: its host keeps it out of training. `media_runs` and
+    `generated` are tuples of what may be placeholders in prompt and response (see `placeholders`), `arrays` the lengths
+    of lists that the source keeps beside the tokens, as pairs of name and length. `gaps` (rows, `gaps.COLUMNS`) are
+    sums over tokens of what trainer and engine differ by. `assigned` names the fields that the reader made up.
     """
 
     rollout_id: Ints
@@ -59,16 +70,19 @@ class Facts:
     index: Ints
     prompt_hash: Ints
     prompt_length: Ints
-    prompt_media: Ints
     output_length: Ints
     output_hash: Ints
     prefix_hash: Ints
+    text_hash: Ints
+    text_length: Ints
     last_id: Ints
     last_sampled: Ints
     turns: Ints
     longest_turn: Ints
     bad_ids: Ints
     stops: Ints
+    ends_amid: Bools
+    stop_amid: Ints
     logprobs_length: Ints
     bad_logprobs: Ints
     worst_logprob: Floats
@@ -95,9 +109,14 @@ class Facts:
     status: Objects
     weight_versions: Objects
     media: Objects
+    media_runs: Objects
+    generated: Objects
+    arrays: Objects
     encoded_media: Bools
     removed: Bools
     arm: Objects
+    gaps: Floats
+    assigned: Objects
 
     def __len__(self) -> int:
         return len(self.index)
@@ -105,7 +124,12 @@ class Facts:
     @classmethod
     def concatenate(cls, parts: Sequence[Facts]) -> Facts:
         """The facts of a stream's parts, one after the other."""
-        return cls(**{item.name: np.concatenate([getattr(part, item.name) for part in parts]) for item in fields(cls)})
+        columns = {item.name: [getattr(part, item.name) for part in parts] for item in fields(cls)}
+        return cls(**{name: np.concatenate(arrays) for name, arrays in columns.items()})
+
+    def recorded(self, name: str) -> Bools:
+        """Where a field was not made up by the reader, (rows,)."""
+        return np.fromiter((name not in names for names in self.assigned), np.bool_, len(self))
 
     def where(self, row: int, field: str) -> Where:
         """The place of one sample's field."""
@@ -162,9 +186,9 @@ def over_rows(
     *,
     known: Bools,
     fails: Bools,
-    field: str,
-    case: Callable[[int], tuple[Any, Any, str]],
-    missing: str,
+    field: str | Callable[[int], str],
+    case: Callable[[int], tuple[Any, Any, Message]],
+    missing: Message = NOTHING,
     concerns: Bools | None = None,
     groups: Groups | None = None,
 ) -> Outcome:
@@ -174,7 +198,7 @@ def over_rows(
         facts: All samples.
         known: (units,) the unit's data is there.
         fails: (units,) the unit breaks the rule; read where it is known and concerned.
-        field: The field that the rule is about.
+        field: The field that the rule is about, or from a unit to the field that breaks it.
         case: From a unit to what is expected, what is observed, and a sentence.
         missing: What is missing where a unit is not known.
         concerns: (units,) the rule is about the unit at all; all by default.
@@ -184,10 +208,11 @@ def over_rows(
     wrong = np.flatnonzero(concerned & known & fails)
     cases = []
     for unit in wrong[:SHOWN].tolist():
+        name = field if isinstance(field, str) else field(unit)
         if groups is None:
-            where = facts.where(unit, field)
+            where = facts.where(unit, name)
         else:
-            where = replace(facts.where(int(groups.first[unit]), field), index=None)
+            where = replace(facts.where(int(groups.first[unit]), name), index=None)
         cases.append(Case(where, *case(unit)))
     return Outcome(int((concerned & known).sum()), len(wrong), tuple(cases), int((concerned & ~known).sum()), missing)
 
@@ -202,98 +227,43 @@ def one_of(values: Objects, names: Collection[str]) -> Bools:
     return np.fromiter((value in names for value in values), np.bool_, len(values))
 
 
-def _integers(rollout: Rollout, name: str) -> Ints:
-    return rollout.integers(name, NULL)
-
-
-def _sums(ragged: Ragged, values: npt.NDArray[Any], dtype: type[np.generic] = np.int64) -> npt.NDArray[Any]:
-    """Sum of per-entry `values` over each row, (rows,); 0 for an empty row."""
-    sums = np.zeros(len(ragged.valid), dtype=dtype)
-    filled = np.flatnonzero(ragged.lengths)
-    if len(filled):
-        sums[filled] = np.add.reduceat(values, ragged.offsets[filled], dtype=dtype)
-    return sums
-
-
-def _count(ragged: Ragged, marked: Bools) -> Ints:
-    """Marked entries of each row, (rows,); cheap when few are."""
-    return np.bincount(
-        np.searchsorted(ragged.offsets, np.flatnonzero(marked), side="right") - 1, minlength=len(ragged.valid)
-    )
-
-
-def _lengths(ragged: Ragged) -> Ints:
-    return np.where(ragged.valid, ragged.lengths, NULL)
-
-
 @dataclass(frozen=True, slots=True)
 class _Turns:
     """How the masks of responses part them into turns, between which others' tokens stand, such as a tool's.
 
     `count` and `longest` (in tokens) are by response, `last` is the place of its last sampled token among all (-1 where
-    it has no token). Without a mask, or with one that is no mask of this response, all of it is one turn.
+    it has no token). Without a mask, or with one that is no mask of this response, all of it is one turn. `goes_on`
+    (tokens,) marks the sampled tokens after which the same turn goes on.
     """
 
     count: Ints
     longest: Ints
     last: Ints
-    sampled: Bools | None
+    goes_on: Bools
 
 
 def _turns_of(outputs: Ragged, mask: Ragged) -> _Turns:
-    lengths = outputs.lengths
-    whole = _Turns((lengths > 0).astype(np.int64), lengths, _ends(outputs), None)
-    kept = _sums(mask, mask.values)
+    lengths, last = outputs.lengths, row_ends(outputs)
+    # edges (tokens + 1,): a response begins at this place, so that the token before it is the last of its response
+    edges = np.zeros(len(outputs.values) + 1, dtype=np.bool_)
+    edges[outputs.offsets] = True
+    kept = row_sums(mask, mask.values)
     parted = (mask.lengths == lengths) & (kept > 0) & (kept < lengths)
     if not parted.any():
-        return whole
+        return _Turns((lengths > 0).astype(np.int64), lengths, last, ~edges[1:])
     sampled = np.ones(len(outputs.values), dtype=np.bool_)
     for row in np.flatnonzero(parted).tolist():
         sampled[outputs.offsets[row] : outputs.offsets[row + 1]] = mask[row] != 0
-    edges = np.zeros(len(sampled) + 1, dtype=np.bool_)
-    edges[outputs.offsets] = True
+    # a turn begins at a sampled token whose neighbour before is not sampled, or of another response; it ends likewise
     begins = np.flatnonzero(sampled & (edges[:-1] | ~np.append(False, sampled[:-1])))
     ends = np.flatnonzero(sampled & (edges[1:] | ~np.append(sampled[1:], False)))
-    row_of = np.searchsorted(outputs.offsets, begins, side="right") - 1
+    row_of = np.searchsorted(outputs.offsets, begins, side="right") - 1  # (turns,)
     longest, last = np.zeros(len(lengths), dtype=np.int64), np.full(len(lengths), -1, dtype=np.int64)
     np.maximum.at(longest, row_of, ends - begins + 1)
-    last[row_of] = ends
-    return _Turns(np.bincount(row_of, minlength=len(lengths)), longest, last, sampled)
-
-
-def _ends(ragged: Ragged) -> Ints:
-    """The place of each row's last entry among all entries, -1 where it has none, (rows,)."""
-    return np.where(ragged.lengths > 0, ragged.offsets[1:] - 1, -1)
-
-
-def _at(ragged: Ragged, places: Ints) -> Ints:
-    """The entry of each row at a place among all entries, `NULL` at -1, (rows,)."""
-    entries = np.full(len(ragged.valid), NULL, dtype=np.int64)
-    entries[places >= 0] = ragged.values[places[places >= 0]]
-    return entries
-
-
-def _hashes(ragged: Ragged) -> Ints:
-    """A hash of each row's entries and their number, (rows,)."""
-    data = np.ascontiguousarray(ragged.values).view(np.uint8).data
-    ends = (ragged.offsets * ragged.values.itemsize).tolist()
-    checksums = np.fromiter((crc32(data[a:b]) for a, b in pairwise(ends)), np.int64, len(ragged.valid))
-    return checksums | ragged.lengths << 32
-
-
-def _prefix(ragged: Ragged) -> Ragged:
-    """The first `PREFIX` entries of each row that has as many, copied; other rows are empty."""
-    long = ragged.lengths >= PREFIX
-    places = (ragged.offsets[:-1][long][:, None] + np.arange(PREFIX)).ravel()
-    return Ragged(ragged.values[places], np.append(0, np.cumsum(long * PREFIX)), long)
-
-
-def integer_lists(rollout: Rollout, name: str) -> Ragged:
-    """An integer list column, with -1 (no token id, no mask value) in place of null entries."""
-    ragged = rollout.ragged(name)
-    if ragged.values.dtype.kind != "f":
-        return ragged
-    return Ragged(np.nan_to_num(ragged.values, nan=-1).astype(np.int32), ragged.offsets, ragged.valid)
+    last[row_of] = ends  # turns stand in order, so that the last one stays
+    goes_on = sampled.copy()
+    goes_on[ends] = False
+    return _Turns(np.bincount(row_of, minlength=len(lengths)), longest, last, goes_on)
 
 
 def _bad_ids(ragged: Ragged, vocab_size: int | None) -> Ints:
@@ -301,19 +271,37 @@ def _bad_ids(ragged: Ragged, vocab_size: int | None) -> Ints:
     if not len(values) or (values.min() >= 0 and (vocab_size is None or values.max() < vocab_size)):
         return np.zeros(len(ragged.valid), dtype=np.int64)
     bad = values < 0
-    return _count(ragged, bad if vocab_size is None else bad | (values >= vocab_size))
+    return row_counts(ragged, bad if vocab_size is None else bad | (values >= vocab_size))
 
 
 def _stop_counts(ragged: Ragged, turns: _Turns, stop_token_ids: frozenset[int]) -> Ints:
     """Stop tokens of each row after which the same turn goes on, (rows,)."""
-    goes_on = np.ones(len(ragged.values), dtype=np.bool_)
-    if turns.sampled is not None:
-        goes_on[:-1] = turns.sampled[1:]
-    goes_on[ragged.offsets[1:][ragged.lengths > 0] - 1] = False
-    counts = np.zeros(len(ragged.valid), dtype=np.int64)
-    for token in sorted(stop_token_ids):
-        counts += _count(ragged, (ragged.values == token) & goes_on)
-    return counts
+    if not stop_token_ids:
+        return np.zeros(len(ragged.valid), dtype=np.int64)
+    return row_counts(ragged, np.isin(ragged.values, sorted(stop_token_ids)) & turns.goes_on)
+
+
+RARELY = 0.1
+"""A token that ends responses is a stop token if it stands amid turns at most so often as it ends one."""
+
+
+def _stop_marks(ragged: Ragged, turns: _Turns, stopped: Bools) -> tuple[Bools, Ints]:
+    """What stop tokens are inferred from: nothing follows a stop token, so one that stands amid turns is none.
+
+    Returns:
+        (rows,) whether a response that says `stop` ends on a token that stands amid turns; and (rows,) a token that
+        ends others and after which this response goes on all the same, `NULL` where there is none.
+    """
+    last = entries_at(ragged, turns.last)
+    tokens, ends = np.unique(last[stopped & (last != NULL)], return_counts=True)
+    ends_amid, stop_amid = np.zeros(len(last), dtype=np.bool_), np.full(len(last), NULL)
+    places = np.flatnonzero(np.isin(ragged.values, tokens) & turns.goes_on)
+    amid = np.bincount(np.searchsorted(tokens, ragged.values[places]), minlength=len(tokens))
+    common = amid > RARELY * ends
+    ends_amid[:] = stopped & np.isin(last, tokens[common])
+    rare = places[np.isin(ragged.values[places], tokens[~common])]
+    stop_amid[np.searchsorted(ragged.offsets, rare, side="right") - 1] = ragged.values[rare]
+    return ends_amid, stop_amid
 
 
 def _removed(rollout: Rollout) -> Bools:
@@ -336,7 +324,7 @@ def _bad_logprobs(ragged: Ragged) -> tuple[Ints, Floats]:
     bad = ~((values <= 0) & (values >= SENTINEL_LOGPROB))
     places = np.flatnonzero(bad)[::-1]
     worst[np.searchsorted(ragged.offsets, places, side="right") - 1] = values[places]
-    return _count(ragged, bad), worst
+    return row_counts(ragged, bad), worst
 
 
 def _zero_tails(ragged: Ragged) -> Ints:
@@ -348,35 +336,6 @@ def _zero_tails(ragged: Ragged) -> Ints:
         rows = rows[(places >= ragged.offsets[:-1][rows]) & (ragged.values[np.maximum(places, 0)] == 0.0)]
         tails[rows] += 1
     return tails
-
-
-def _media_in_prompts(ragged: Ragged, placeholders: frozenset[int | str]) -> Ints:
-    """Runs of placeholder tokens in each prompt: one, or one medium's expanded run of them, is one medium."""
-    tokens = [token for token in placeholders if isinstance(token, int)]
-    if not tokens or not len(ragged.values):
-        return np.zeros(len(ragged.valid), dtype=np.int64)
-    marked = np.isin(ragged.values, tokens)
-    before = np.append(False, marked[:-1])
-    before[ragged.offsets[:-1][ragged.offsets[:-1] < len(before)]] = False
-    return _count(ragged, marked & ~before)
-
-
-def _joined(rollout: Rollout, name: str) -> Objects:
-    """A column of text lists as tuples, `None` where null, (rows,)."""
-    rows = np.empty(len(rollout), dtype=object)
-    column = rollout.table.column(name)
-    if column.null_count < len(rollout):
-        rows[:] = [None if row is None else tuple(row) for row in column.to_pylist()]
-    return rows
-
-
-def _strings(rollout: Rollout, name: str) -> Objects:
-    """A text column as shared objects, (rows,)."""
-    column = rollout.table.column(name).combine_chunks().dictionary_encode()
-    array = pa.concat_arrays(column.chunks) if isinstance(column, pa.ChunkedArray) else column
-    words = np.asarray([*array.dictionary.to_pylist(), None], dtype=object)
-    codes: Objects = words[array.indices.fill_null(len(words) - 1).to_numpy(zero_copy_only=False)]
-    return codes
 
 
 def _encoded_media(rollout: Rollout) -> Bools:
@@ -403,48 +362,91 @@ def _in_chunks(rollout: Rollout) -> Iterator[Any]:
         yield from Rollout(rollout.table.slice(start, _ROWS_PER_REWARD_CHUNK)).samples()
 
 
+def _arrays(rollout: Rollout) -> Objects:
+    """Lists that a source keeps beside the tokens: pairs of name and length of the first axis, (rows,)."""
+    rows = np.full(len(rollout), None, dtype=object)
+    for row, text in enumerate(rollout.table.column("extra").to_pylist()):
+        extra = orjson.loads(text) if text and ("[" in text or '"length"' in text or '"shape"' in text) else {}
+        lengths = {name: _first_axis(value) for name, value in extra.items()}
+        rows[row] = tuple((name, length) for name, length in lengths.items() if length is not None)
+    return rows
+
+
+def _first_axis(value: Any) -> int | None:
+    """The length of a list, or of one that a reader described by its `length` or `shape`; `None` for other values."""
+    if isinstance(value, list):
+        return len(value) if value and not isinstance(value[0], (str, dict)) else None
+    if not isinstance(value, dict):
+        return None
+    shape = value.get("shape") or [value.get("length")]
+    return shape[0] if isinstance(shape, list) and isinstance(shape[0], int) else None
+
+
+def _text_hashes(rollout: Rollout) -> tuple[Ints, Ints]:
+    """A hash of each text and its length in characters, both (rows,), `NULL` where a sample has none."""
+    column = rollout.table.column("text").to_pylist()
+    hashes = [NULL if text is None else hash(text) for text in column]
+    return np.asarray(hashes, np.int64), np.asarray([NULL if text is None else len(text) for text in column], np.int64)
+
+
+def _assigned(rollout: Rollout) -> Objects:
+    """The fields that the reader made up, a frozenset shared by all rows, (rows,)."""
+    names = (rollout.table.schema.metadata or {}).get(ASSIGNED, b"").decode()
+    rows = np.empty(len(rollout), dtype=object)
+    rows[:] = [frozenset(names.split(",")) if names else frozenset()] * len(rollout)
+    return rows
+
+
 def facts_of(rollout: Rollout, rules: Rules) -> Facts:
     """Reads every column of a rollout once."""
     prompts, outputs = integer_lists(rollout, "prompt_ids"), integer_lists(rollout, "output_ids")
     logprobs, mask = rollout.ragged("logprobs"), integer_lists(rollout, "loss_mask")
-    output_prefix, logprob_prefix = _prefix(outputs), _prefix(logprobs)
+    output_prefix, logprob_prefix = row_prefixes(outputs), row_prefixes(logprobs)
     bad_logprobs, worst_logprob = _bad_logprobs(logprobs)
     bad_mask = (mask.values != 0) & (mask.values != 1)
-    turns, ends = _turns_of(outputs, mask), _ends(outputs)
+    turns, ends = _turns_of(outputs, mask), row_ends(outputs)
+    finish_reason, media = texts(rollout, "finish_reason"), text_lists(rollout, "media_sha256")
+    declared = frozenset(item for item in rules.media_placeholders if isinstance(item, int))
+    media_runs = prompt_runs(prompts, media, declared)
+    ends_amid, stop_amid = _stop_marks(outputs, turns, finish_reason == "stop")
+    text_hash, text_length = _text_hashes(rollout)
     numbers: Mapping[str, tuple[Floats, Bools]] = {
         name: rollout.numbers(name) for name in ("reward", "advantage", "temperature", "top_p")
     }
     return Facts(
-        rollout_id=_integers(rollout, "rollout_id"),
-        group_index=_integers(rollout, "group_index"),
-        index=_integers(rollout, "index"),
-        prompt_hash=_hashes(prompts),
-        prompt_length=_lengths(prompts),
-        prompt_media=_media_in_prompts(prompts, rules.media_placeholders),
-        output_length=_lengths(outputs),
-        output_hash=_hashes(outputs),
-        prefix_hash=_hashes(output_prefix),
-        last_id=_at(outputs, ends),
-        last_sampled=_at(outputs, turns.last),
+        rollout_id=integers(rollout, "rollout_id"),
+        group_index=integers(rollout, "group_index"),
+        index=integers(rollout, "index"),
+        prompt_hash=row_hashes(prompts),
+        prompt_length=row_lengths(prompts),
+        output_length=row_lengths(outputs),
+        output_hash=row_hashes(outputs),
+        prefix_hash=row_hashes(output_prefix),
+        text_hash=text_hash,
+        text_length=text_length,
+        last_id=entries_at(outputs, ends),
+        last_sampled=entries_at(outputs, turns.last),
         turns=turns.count,
         longest_turn=turns.longest,
         bad_ids=_bad_ids(outputs, rules.vocab_size) + _bad_ids(prompts, rules.vocab_size),
         stops=_stop_counts(outputs, turns, rules.stop_token_ids),
-        logprobs_length=_lengths(logprobs),
+        ends_amid=ends_amid,
+        stop_amid=stop_amid,
+        logprobs_length=row_lengths(logprobs),
         bad_logprobs=bad_logprobs,
         worst_logprob=worst_logprob,
         zero_tail=np.where(turns.last == ends, _zero_tails(logprobs), 0),
-        logprob_sum=_sums(logprobs, logprobs.values, np.float64),
-        prefix_logprob_sum=_sums(logprob_prefix, logprob_prefix.values, np.float64),
-        mask_length=_lengths(mask),
-        mask_sum=_sums(mask, mask.values),
-        bad_mask=_count(mask, bad_mask),
-        response_length=_integers(rollout, "response_length"),
-        max_new_tokens=_integers(rollout, "max_new_tokens"),
-        prompt_tokens=_integers(rollout, "prompt_tokens"),
-        cached_tokens=_integers(rollout, "cached_tokens"),
-        sampling_seed=_integers(rollout, "sampling_seed"),
-        top_k=_integers(rollout, "top_k"),
+        logprob_sum=row_sums(logprobs, logprobs.values, np.float64),
+        prefix_logprob_sum=row_sums(logprob_prefix, logprob_prefix.values, np.float64),
+        mask_length=row_lengths(mask),
+        mask_sum=row_sums(mask, mask.values),
+        bad_mask=row_counts(mask, bad_mask),
+        response_length=integers(rollout, "response_length"),
+        max_new_tokens=integers(rollout, "max_new_tokens"),
+        prompt_tokens=integers(rollout, "prompt_tokens"),
+        cached_tokens=integers(rollout, "cached_tokens"),
+        sampling_seed=integers(rollout, "sampling_seed"),
+        top_k=integers(rollout, "top_k"),
         temperature=numbers["temperature"][0],
         top_p=numbers["top_p"][0],
         reward=numbers["reward"][0],
@@ -452,11 +454,16 @@ def facts_of(rollout: Rollout, rules: Rules) -> Facts:
         reward_again=_rewards_again(rollout, rules),
         advantage=numbers["advantage"][0],
         has_advantage=numbers["advantage"][1],
-        finish_reason=_strings(rollout, "finish_reason"),
-        status=_strings(rollout, "status"),
-        weight_versions=_joined(rollout, "weight_versions"),
-        media=_joined(rollout, "media_sha256"),
+        finish_reason=finish_reason,
+        status=texts(rollout, "status"),
+        weight_versions=text_lists(rollout, "weight_versions"),
+        media=media,
+        media_runs=media_runs,
+        generated=generated_tokens(outputs, mask, media_runs, declared),
+        arrays=_arrays(rollout),
         encoded_media=_encoded_media(rollout),
         removed=_removed(rollout),
-        arm=_strings(rollout, "arm"),
+        arm=texts(rollout, "arm"),
+        gaps=trainer_gaps(rollout, logprobs, mask),
+        assigned=_assigned(rollout),
     )

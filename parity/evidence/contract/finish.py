@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from parity.evidence.contract.facts import NULL, Bools, Facts, Groups, Ints, known_objects, one_of, over_rows
+from parity.evidence.contract.columns import NULL, Bools, Ints
+from parity.evidence.contract.facts import Facts, Groups, known_objects, one_of, over_rows
 from parity.evidence.contract.outcomes import Outcome
 from parity.evidence.contract.rules import Rules
-from parity.findings import quantity
+from parity.findings import Message, quantity
 from parity.records.samples import FINISH_REASONS, STATUS_OF_FINISH_REASON, STATUSES
 
 
@@ -17,9 +18,9 @@ def finish_reason(facts: Facts, groups: Groups, rules: Rules) -> Outcome:
     """Every finished response says stop, length or abort; one that failed need not say."""
     given = known_objects(facts.finish_reason)
 
-    def case(row: int) -> tuple[Any, Any, str]:
-        found = facts.finish_reason[row]
-        return list(FINISH_REASONS), found, f"finish reason {found!r}"
+    def case(row: int) -> tuple[Any, Any, Message]:
+        reason = facts.finish_reason[row]
+        return list(FINISH_REASONS), reason, Message("finish reason {reason!r}", reason=reason)
 
     unknown = ~one_of(facts.finish_reason, FINISH_REASONS)
     return over_rows(
@@ -28,15 +29,16 @@ def finish_reason(facts: Facts, groups: Groups, rules: Rules) -> Outcome:
         fails=unknown,
         field="finish_reason",
         case=case,
-        missing="no finish reason recorded",
+        missing=Message("no finish reason recorded"),
         concerns=given | (facts.status != "failed"),
     )
 
 
 def _caps(facts: Facts, rules: Rules) -> Ints:
     """Each response's cap in tokens: its own or the rules', cut by what the context leaves; `NULL` where not known."""
-    own = facts.max_new_tokens
-    caps = own if rules.max_new_tokens is None else np.where(own == NULL, rules.max_new_tokens, own)
+    caps = facts.max_new_tokens
+    if rules.max_new_tokens is not None:
+        caps = np.where(caps == NULL, rules.max_new_tokens, caps)
     if rules.context_length is None:
         return caps
     room = np.where(facts.prompt_length == NULL, np.iinfo(np.int64).max, rules.context_length - facts.prompt_length)
@@ -49,11 +51,13 @@ def finish_length(facts: Facts, groups: Groups, rules: Rules) -> Outcome:
     length = np.where(one_turn, facts.output_length, facts.longest_turn)
     says_length = (facts.finish_reason == "length") & one_turn
 
-    def case(row: int) -> tuple[Any, Any, str]:
-        found, cap = int(length[row]), int(caps[row])
-        if found > cap:
-            return f"at most {cap}", found, f"{quantity(found, 'tokens')}, above the cap of {cap}"
-        return cap, found, f"finished by length after {found} of {quantity(cap, 'tokens')}"
+    def case(row: int) -> tuple[Any, Any, Message]:
+        tokens, cap = int(length[row]), int(caps[row])
+        if tokens > cap:
+            message = Message("{tokens}, above the cap of {cap}", tokens=quantity(tokens, "tokens"), cap=cap)
+            return f"at most {cap}", tokens, message
+        message = Message("finished by length after {tokens} of {cap}", tokens=tokens, cap=quantity(cap, "tokens"))
+        return cap, tokens, message
 
     return over_rows(
         facts,
@@ -61,7 +65,7 @@ def finish_length(facts: Facts, groups: Groups, rules: Rules) -> Outcome:
         fails=(length > caps) | (says_length & (length != caps)),
         field="finish_reason",
         case=case,
-        missing="no cap or no output ids recorded",
+        missing=Message("no cap or no output ids recorded"),
     )
 
 
@@ -70,13 +74,15 @@ def finish_stop(facts: Facts, groups: Groups, rules: Rules) -> Outcome:
     stops_last = np.isin([facts.last_id, facts.last_sampled], sorted(rules.stop_token_ids)).any(axis=0)
     says_stop = facts.finish_reason == "stop"
     unfinished = says_stop & ~stops_last & (not rules.stop_strings)
-    runs_on = facts.stops > 0
+    runs_on = (facts.stops > 0) | np.isin(facts.stop_amid, sorted(rules.stop_token_ids))
 
-    def case(row: int) -> tuple[Any, Any, str]:
+    def case(row: int) -> tuple[Any, Any, Message]:
         if runs_on[row]:
-            return "a stop token only at the end", int(facts.stops[row]), "tokens stand after a stop token"
+            stops = max(int(facts.stops[row]), 1)
+            return "a stop token only at the end", stops, Message("tokens stand after a stop token")
         last = None if facts.last_id[row] == NULL else int(facts.last_id[row])
-        return sorted(rules.stop_token_ids), last, f"finished by stop on token {last}, which is no stop token"
+        message = Message("finished by stop on token {last}, which is no stop token", last=last)
+        return sorted(rules.stop_token_ids), last, message
 
     return over_rows(
         facts,
@@ -84,20 +90,21 @@ def finish_stop(facts: Facts, groups: Groups, rules: Rules) -> Outcome:
         fails=unfinished | runs_on,
         field="finish_reason",
         case=case,
-        missing="the stop tokens are not given, or no output ids recorded",
+        missing=Message("the stop tokens are not given, or no output ids recorded"),
     )
 
 
 def status(facts: Facts, groups: Groups, rules: Rules) -> Outcome:
     """The status is a known one, says what the finish reason says, and nothing is left pending."""
     given = known_objects(facts.status)
-    said = np.asarray([STATUS_OF_FINISH_REASON.get(reason) for reason in facts.finish_reason], dtype=object)
+    implied = np.asarray([STATUS_OF_FINISH_REASON.get(reason) for reason in facts.finish_reason], dtype=object)
     known_status = one_of(facts.status, STATUSES) & (facts.status != "pending")
-    agrees = (said == facts.status) | ~known_objects(said) | (facts.status == "failed")
+    agrees = (implied == facts.status) | ~known_objects(implied) | (facts.status == "failed")
 
-    def case(row: int) -> tuple[Any, Any, str]:
-        found = facts.status[row]
-        return said[row], found, f"status {found!r} with finish reason {facts.finish_reason[row]!r}"
+    def case(row: int) -> tuple[Any, Any, Message]:
+        status, reason = facts.status[row], facts.finish_reason[row]
+        message = Message("status {status!r} with finish reason {reason!r}", status=status, reason=reason)
+        return implied[row], status, message
 
     return over_rows(
         facts,
@@ -105,7 +112,7 @@ def status(facts: Facts, groups: Groups, rules: Rules) -> Outcome:
         fails=~(known_status & agrees),
         field="status",
         case=case,
-        missing="no status recorded",
+        missing=Message("no status recorded"),
     )
 
 
@@ -118,15 +125,11 @@ def context(facts: Facts, groups: Groups, rules: Rules) -> Outcome:
     """Prompt and response together fit the context."""
     total = facts.prompt_length + facts.output_length
 
-    def case(row: int) -> tuple[Any, Any, str]:
-        return (
-            f"at most {rules.context_length}",
-            int(total[row]),
-            f"{quantity(total[row], 'tokens')} in a context of {rules.context_length}",
-        )
+    def case(row: int) -> tuple[Any, Any, Message]:
+        tokens = quantity(int(total[row]), "tokens")
+        message = Message("{tokens} in a context of {context}", tokens=tokens, context=rules.context_length)
+        return f"at most {rules.context_length}", int(total[row]), message
 
     known = (facts.prompt_length != NULL) & (facts.output_length != NULL) & (rules.context_length is not None)
-    fails = total > (rules.context_length or 0)
-    return over_rows(
-        facts, known=known, fails=fails, field="output_ids", case=case, missing="the context length is not given"
-    )
+    fails, missing = total > (rules.context_length or 0), Message("the context length is not given")
+    return over_rows(facts, known=known, fails=fails, field="output_ids", case=case, missing=missing)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
-from parity.findings import Finding, Level, Severity, Status, Where, quantity
+from parity.findings import Finding, Level, Message, Severity, Status, Where, quantity
 
 SHOWN = 5
 """Failing cases that become a finding each; the rest are counted."""
@@ -18,7 +18,7 @@ class Check:
     """A check's stable name, the rule it holds data to in one sentence, and how bad a breach is."""
 
     name: str
-    rule: str
+    rule: Message
     severity: Severity = Severity.ERROR
 
 
@@ -29,7 +29,10 @@ class Case:
     where: Where
     expected: Any
     observed: Any
-    message: str
+    message: Message
+
+
+NOTHING = Message("nothing is missing")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +46,16 @@ class Outcome:
         skipped: Units that the rule concerns but whose data is missing.
         missing: What is missing, for a person.
         evidence: More numbers, JSON-compatible.
+        inferred: What the rule was read from the data itself, and how many units agree; `None` where it was given.
     """
 
     checked: int
     failed: int = 0
     cases: tuple[Case, ...] = ()
     skipped: int = 0
-    missing: str = ""
+    missing: Message = NOTHING
     evidence: Mapping[str, Any] = field(default_factory=dict)
+    inferred: Message | None = None
 
 
 def findings_of(check: Check, outcome: Outcome, unit: str, level: Level = Level.CONTRACT) -> list[Finding]:
@@ -66,31 +71,42 @@ def findings_of(check: Check, outcome: Outcome, unit: str, level: Level = Level.
         "unit": unit,
         **outcome.evidence,
     }
-    findings = [
-        Finding(
-            check.name,
-            level,
-            Status.FAIL,
-            f"{case.message} ({outcome.failed:,} of {quantity(outcome.checked, unit)} fail)",
-            case.where,
-            case.expected,
-            case.observed,
-            check.severity,
-            evidence,
+    if outcome.inferred is not None:
+        evidence["inferred"] = str(outcome.inferred)
+
+    def finding(status: Status, message: Message) -> Finding:
+        return Finding(check.name, level, status, message, severity=check.severity, evidence=evidence)
+
+    counts = {"failed": outcome.failed, "checked": quantity(outcome.checked, unit)}
+    findings = []
+    for case in outcome.cases:
+        message = Message(
+            "{breach} ({failed:,} of {checked} fail)", breach=_with_inference(case.message, outcome), **counts
         )
-        for case in outcome.cases
-    ]
+        place = {"where": case.where, "expected": case.expected, "observed": case.observed}
+        findings.append(replace(finding(Status.FAIL, message), **place))
     if outcome.checked and not outcome.failed:
-        message = f"{quantity(outcome.checked, unit)}: {check.rule}"
-        findings.append(Finding(check.name, level, Status.PASS, message, severity=check.severity, evidence=evidence))
-    if outcome.skipped or not outcome.checked:
-        of_all = f"{outcome.skipped:,} of {quantity(outcome.checked + outcome.skipped, unit)}"
-        unconcerned = f"not compared: there are no {unit} that the rule concerns"
-        message = f"{of_all} not compared: {outcome.missing}" if outcome.skipped else unconcerned
+        passed = Message("{checked}: {rule}", checked=counts["checked"], rule=check.rule)
+        findings.append(finding(Status.PASS, _with_inference(passed, outcome)))
+    if outcome.skipped:
+        units = quantity(outcome.checked + outcome.skipped, unit)
+        values = {"skipped": outcome.skipped, "units": units, "missing": outcome.missing}
         findings.append(
-            Finding(check.name, level, Status.NOT_COMPARED, message, severity=check.severity, evidence=evidence)
+            finding(Status.NOT_COMPARED, Message("{skipped:,} of {units} not compared: {missing}", **values))
+        )
+    elif not outcome.checked:
+        findings.append(
+            finding(
+                Status.NOT_COMPARED, Message("not compared: not applicable, no {unit} of this kind", unit=Message(unit))
+            )
         )
     return findings
+
+
+def _with_inference(message: Message, outcome: Outcome) -> Message:
+    if outcome.inferred is None:
+        return message
+    return Message("{message}; inferred: {inferred}", message=message, inferred=outcome.inferred)
 
 
 class Skip(Enum):
@@ -120,7 +136,7 @@ class Tally:
         shown = self._cases.setdefault(name, [])
         shown.extend(found[: SHOWN - len(shown)])
 
-    def outcome(self, name: str, missing: str) -> Outcome:
+    def outcome(self, name: str, missing: Message) -> Outcome:
         """What was counted for one check."""
         return Outcome(
             self._checked.get(name, 0),

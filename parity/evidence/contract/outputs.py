@@ -11,19 +11,21 @@ from typing import Any
 from parity.evidence.contract.facts import SENTINEL_LOGPROB
 from parity.evidence.contract.outcomes import Case, Skip
 from parity.evidence.contract.rules import Rules
+from parity.evidence.contract.tokens import LONG_TAIL
 from parity.evidence.contract.wire import WireOutput, ints_of, is_whole
-from parity.findings import quantity
+from parity.findings import Message, quantity
 from parity.records.samples import FINISH_REASONS
 
 
 def logprobs_returned(output: WireOutput, rules: Rules) -> Iterator[Case]:
     """Log-probs come when they were asked for, each with its id and its text or null."""
-    asked = output.exchange.request.get("return_logprob")
-    wanted = asked[output.slot] if isinstance(asked, list) and output.slot < len(asked) else asked
+    wanted = output.exchange.request.get("return_logprob")
+    if isinstance(wanted, list) and output.slot < len(wanted):
+        wanted = wanted[output.slot]
     triples = output.triples
     if wanted and (triples is None or not all(len(item) < 3 or isinstance(item[2], _TEXT) for item in triples)):
         found = str(output.meta.get("output_token_logprobs"))[:60]
-        message = f"log-probs were asked for and came as {found}"
+        message = Message("log-probs were asked for and came as {found}", found=found)
         yield output.case("output_token_logprobs", "[log-prob, id, text] a token", found, message)
 
 
@@ -46,9 +48,12 @@ def top_logprobs(output: WireOutput, rules: Rules) -> Iterable[Case] | Skip:
             rows = found if isinstance(found, list) else []
             short = [row for row in rows if row is not None and (not isinstance(row, list) or len(row) != count)]
             if len(rows) != tokens or short:
-                message = (
-                    f"{field}: asked for {quantity(count, 'alternatives')} a token, tokens: {tokens}; "
-                    f"{str(found)[:60]} came"
+                message = Message(
+                    "{field}: asked for {alternatives} a token, tokens: {tokens}; {found} came",
+                    field=field,
+                    alternatives=quantity(count, "alternatives"),
+                    tokens=tokens,
+                    found=str(found)[:60],
                 )
                 yield output.case(field, [tokens, count], [len(rows), len(short)], message)
 
@@ -61,18 +66,22 @@ def rollout_log_probs_length(output: WireOutput, rules: Rules) -> Iterable[Case]
     if ids is None or (triples is None and counted is None):
         return Skip.MISSING
 
+    count_of_ids = quantity(len(ids), "output ids")
+
     def cases() -> Iterator[Case]:
         if counted is not None and (not is_whole(counted) or counted != len(ids)):
-            message = f"completion_tokens is {counted} for {quantity(len(ids), 'output ids')}"
+            message = Message("completion_tokens is {counted} for {ids}", counted=counted, ids=count_of_ids)
             yield output.case("completion_tokens", len(ids), counted, message)
         if triples is None:
             return
         if len(triples) != len(ids):
-            message = f"{quantity(len(triples), 'log-probs')} for {quantity(len(ids), 'output ids')}"
+            values = quantity(len(triples), "log-probs")
+            message = Message("{values} for {ids}", values=values, ids=count_of_ids)
             yield output.case("output_token_logprobs", len(ids), len(triples), message)
         elif (named := list(map(itemgetter(1), triples))) != ids or ints_of(named) is None:
             place = next(k for k, (a, b) in enumerate(zip(named, ids, strict=True)) if a != b or not is_whole(a))
-            message = f"the log-prob at token {place} is of id {named[place]}, the output id there is {ids[place]}"
+            template = "the log-prob at token {place} is of id {named}, the output id there is {id}"
+            message = Message(template, place=place, named=named[place], id=ids[place])
             yield output.case("output_token_logprobs", ids[place], named[place], message)
 
     return cases()
@@ -84,12 +93,32 @@ def logprob_values(output: WireOutput, rules: Rules) -> Iterable[Case] | Skip:
         return Skip.MISSING if output.exchange.request.get("return_logprob") else Skip.UNCONCERNED
     values = list(map(itemgetter(0), output.triples))
     bad = [place for place, value in enumerate(values) if not _is_logprob(value)]
-    message = (
-        f"{len(bad)} of {quantity(len(values), 'log-probs')} unsound, the first at token {bad[0]}: {values[bad[0]]!r}"
-        if bad
-        else ""
+    if not bad:
+        return []
+    message = Message(
+        "{bad} of {values} are invalid, the first at token {place}: {value!r}",
+        bad=len(bad),
+        values=quantity(len(values), "log-probs"),
+        place=bad[0],
+        value=values[bad[0]],
     )
-    return [output.case("output_token_logprobs", "finite and <= 0", repr(values[bad[0]]), message)] if bad else []
+    return [output.case("output_token_logprobs", "finite and <= 0", repr(values[bad[0]]), message)]
+
+
+def logprob_tail(output: WireOutput, rules: Rules) -> Iterable[Case] | Skip:
+    """Log-probs of sampled tokens do not end in a row of exact zeros, as filled-up ones do."""
+    if output.triples is None:
+        return Skip.MISSING if output.exchange.request.get("return_logprob") else Skip.UNCONCERNED
+    if output.params.get("temperature") == 0 or output.params.get("top_k") == 1:
+        return Skip.UNCONCERNED
+    values = list(map(itemgetter(0), output.triples))
+    zeros = next((k for k, value in enumerate(reversed(values)) if value != 0.0), len(values))
+    if not LONG_TAIL <= zeros < len(values):
+        return []
+    message = Message(
+        "the last {zeros} of {values} are exactly 0", zeros=zeros, values=quantity(len(values), "log-probs")
+    )
+    return [output.case("output_token_logprobs", f"fewer than {LONG_TAIL}", zeros, message)]
 
 
 def _is_logprob(value: Any) -> bool:
@@ -102,7 +131,8 @@ def finish_reason(output: WireOutput, rules: Rules) -> Iterator[Case]:
     kind = output.finish.get("type")
     if kind not in FINISH_REASONS:
         found = output.meta.get("finish_reason")
-        yield output.case("finish_reason", list(FINISH_REASONS), found, f"finish reason {str(found)[:60]}")
+        message = Message("finish reason {reason}", reason=str(found)[:60])
+        yield output.case("finish_reason", list(FINISH_REASONS), found, message)
 
 
 def finish_length(output: WireOutput, rules: Rules) -> Iterable[Case] | Skip:
@@ -118,10 +148,11 @@ def finish_length(output: WireOutput, rules: Rules) -> Iterable[Case] | Skip:
 
 def _length_cases(output: WireOutput, cap: int, count: int, stated: Any) -> list[Case]:
     if count > cap:
-        message = f"{quantity(count, 'tokens')}, above the cap of {cap}"
+        message = Message("{tokens}, above the cap of {cap}", tokens=quantity(count, "tokens"), cap=cap)
         return [output.case("finish_reason", f"at most {cap}", count, message)]
     if output.finish.get("type") == "length" and (count != cap or not is_whole(stated) or stated != count):
-        message = f"finished by length {stated} after {count} of {quantity(cap, 'tokens')}"
+        template = "finished by length {stated} after {tokens} of {cap}"
+        message = Message(template, stated=stated, tokens=count, cap=quantity(cap, "tokens"))
         return [output.case("finish_reason", cap, count, message)]
     return []
 
@@ -137,8 +168,7 @@ def finish_stop(output: WireOutput, rules: Rules) -> Iterable[Case] | Skip:
     ids, matched = output.ids, output.finish.get("matched")
     if ids is None:
         return Skip.MISSING
-    asked = ints_of(output.params.get("stop_token_ids")) or []
-    stops = {*asked, *rules.stop_token_ids}
+    stops = {*(ints_of(output.params.get("stop_token_ids")) or []), *rules.stop_token_ids}
 
     def cases() -> Iterator[Case]:
         if output.finish.get("type") == "stop":
@@ -148,7 +178,8 @@ def finish_stop(output: WireOutput, rules: Rules) -> Iterable[Case] | Skip:
         early = stops.intersection(ids[:-1])
         if early:
             place = next(k for k, token in enumerate(ids) if token in early)
-            message = f"{quantity(len(ids) - place - 1, 'tokens')} after stop token {ids[place]}"
+            after = quantity(len(ids) - place - 1, "tokens")
+            message = Message("{tokens} after stop token {stop}", tokens=after, stop=ids[place])
             yield output.case("output_ids", "nothing after a stop token", len(ids) - place - 1, message)
 
     return cases()
@@ -156,30 +187,29 @@ def finish_stop(output: WireOutput, rules: Rules) -> Iterable[Case] | Skip:
 
 def _stop_cases(output: WireOutput, ids: Sequence[int], matched: Any, stops: set[int]) -> Iterator[Case]:
     if matched is None:
-        yield output.case(
-            "finish_reason", "what matched", None, "finished by stop, but nothing is said to have matched"
-        )
+        message = Message("finished by stop, and the answer does not say what matched")
+        yield output.case("finish_reason", "what matched", None, message)
     elif is_whole(matched):
         last = ids[-1] if ids else None
         if last != matched:
-            yield output.case(
-                "finish_reason", matched, last, f"stopped on token {matched}, but the last token is {last}"
-            )
+            message = Message("stopped on token {matched}, but the last token is {last}", matched=matched, last=last)
+            yield output.case("finish_reason", matched, last, message)
         elif output.params.get("ignore_eos"):
-            yield output.case("finish_reason", "length", "stop", f"stopped on token {matched} though told to ignore it")
+            message = Message("stopped on token {matched} though the request has ignore_eos", matched=matched)
+            yield output.case("finish_reason", "length", "stop", message)
         elif stops and _ends_known(stops, output) and matched not in stops:
-            yield output.case(
-                "finish_reason", sorted(stops)[:20], matched, f"stopped on token {matched}, which is no stop token"
-            )
+            message = Message("stopped on token {matched}, which is no stop token", matched=matched)
+            yield output.case("finish_reason", sorted(stops)[:20], matched, message)
     else:
         strings = [*_strings(output.params.get("stop")), *_strings(output.params.get("stop_regex"))]
         text = output.body.get("text")
         trimmed = not output.params.get("no_stop_trim")
         if matched not in strings:
-            yield output.case("finish_reason", strings, matched, f"stopped on {matched!r}, which was not asked for")
+            message = Message("stopped on {matched!r}, which the request does not name", matched=matched)
+            yield output.case("finish_reason", strings, matched, message)
         # untrimmed text may lack it honestly: the engine also matches inside special tokens, which it does not show
         elif isinstance(text, str) and trimmed and str(matched) in text:
-            message = f"the text still holds the string {matched!r} that it stopped on"
+            message = Message("the text still holds the string {matched!r} that it stopped on", matched=matched)
             yield output.case("text", "trimmed", text[-40:], message)
 
 
@@ -197,7 +227,8 @@ def _ends_known(stops: set[int], output: WireOutput) -> bool:
 def abort_shape(output: WireOutput, rules: Rules) -> Iterator[Case]:
     """An aborted output says why in a message."""
     if output.finish.get("type") == "abort" and not isinstance(output.finish.get("message"), str):
-        yield output.case("finish_reason", "a message", output.finish.get("message"), "aborted without a message")
+        message = Message("aborted without a message")
+        yield output.case("finish_reason", "a message", output.finish.get("message"), message)
 
 
 def cached_tokens(output: WireOutput, rules: Rules) -> Iterable[Case] | Skip:
@@ -206,7 +237,7 @@ def cached_tokens(output: WireOutput, rules: Rules) -> Iterable[Case] | Skip:
     if cached is None or prompt is None:
         return Skip.MISSING
     sound = is_whole(cached) and is_whole(prompt) and 0 <= cached <= prompt
-    message = f"{cached} cached of {prompt} prompt tokens"
+    message = Message("{cached} cached of {prompt} prompt tokens", cached=cached, prompt=prompt)
     return [] if sound else [output.case("cached_tokens", f"0 to {prompt}", cached, message)]
 
 
@@ -218,7 +249,7 @@ def version_spans(output: WireOutput, rules: Rules) -> Iterable[Case] | Skip:
     edges = [(span.get("start"), span.get("end")) for span in spans if isinstance(span, dict)]
     starts, ends = [0, *(end for _, end in edges[:-1])], [start for start, _ in edges]
     sound = bool(edges) and starts == ends and edges[-1][1] == count and all(map(is_whole, chain(*edges)))
-    message = f"weight versions cover {edges} of {quantity(count, 'tokens')}"
+    message = Message("weight versions cover {edges} of {tokens}", edges=edges, tokens=quantity(count, "tokens"))
     return [] if sound else [output.case("weight_versions", [0, count], edges, message)]
 
 
@@ -234,8 +265,10 @@ def prompt_logprobs(output: WireOutput, rules: Rules) -> Iterable[Case] | Skip:
     if ids == output.prompt and ints_of(ids) is not None:
         return []
     sent, found = len(output.prompt), len(ids)
-    counts = f"{quantity(found, 'prompt log-probs')} for {quantity(sent, 'prompt tokens')}"
-    message = counts if sent != found else "prompt log-probs of other ids"
+    message = Message("prompt log-probs of other ids")
+    if sent != found:
+        values = {"values": quantity(found, "prompt log-probs"), "tokens": quantity(sent, "prompt tokens")}
+        message = Message("{values} for {tokens}", **values)
     expected, observed = (sent, found) if sent != found else (output.prompt[:8], ids[:8])
     return [output.case("input_token_logprobs", expected, observed, message)]
 
@@ -243,7 +276,8 @@ def prompt_logprobs(output: WireOutput, rules: Rules) -> Iterable[Case] | Skip:
 def empty_output(output: WireOutput, rules: Rules) -> Iterator[Case]:
     """An output without tokens was aborted or asked for none."""
     if _count(output) == 0 and output.finish.get("type") != "abort" and output.params.get("max_new_tokens") != 0:
-        yield output.case("output_ids", "at least 1 token", 0, f"no tokens, finished by {output.finish.get('type')}")
+        message = Message("no tokens, finished by {reason}", reason=output.finish.get("type"))
+        yield output.case("output_ids", "at least 1 token", 0, message)
 
 
 OutputRule = Callable[[WireOutput, Rules], Iterable[Case] | Skip]

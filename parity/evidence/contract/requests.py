@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from parity.evidence.contract.outcomes import SHOWN, Case, Outcome
-from parity.findings import Where, short_repr
+from parity.findings import Message, Where, listed, short_repr
 from parity.records.exchanges import MEDIA_FIELDS, Exchange, prompt_key
 
 _OF_THE_FORM = frozenset({"text", "input_ids", "sampling_params", "rid", *MEDIA_FIELDS})
@@ -31,7 +31,7 @@ def same_requests(baseline: Iterable[Exchange], experiment: Iterable[Exchange]) 
     wrong = [place for place in places if a.get(place) != b.get(place)]
     cases = tuple(_case(place, a.get(place, ()), b.get(place, ())) for place in wrong[:SHOWN])
     missing = 0 if places else 1
-    return Outcome(len(places), len(wrong), cases, missing, "no exchanges recorded")
+    return Outcome(len(places), len(wrong), cases, missing, Message("no exchanges recorded"))
 
 
 def _case(place: Place, *sides: Sequence[str]) -> Case:
@@ -39,8 +39,13 @@ def _case(place: Place, *sides: Sequence[str]) -> Case:
     names = _differing_names(*asked)
     step, group = place
     expected, observed = ([row.get(names[0]) for row in side] for side in asked)
-    values = f"{short_repr(expected)} in the baseline, {short_repr(observed)} in the experiment"
-    message = f"the arms asked for different things: {values}; fields that differ: {', '.join(names)}"
+    message = Message(
+        "the arms asked for different things: {expected} in the baseline, {observed} in the experiment; fields that "
+        "differ: {names}",
+        expected=short_repr(expected),
+        observed=short_repr(observed),
+        names=listed(names),
+    )
     where = Where(None, step if step >= 0 else None, group if group >= 0 else None, None, names[0])
     return Case(where, expected, observed, message)
 

@@ -6,10 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from parity.evidence.contract.facts import Bools, Facts, Floats, Groups, over_rows
+from parity.evidence.contract.columns import Bools, Floats, Ints
+from parity.evidence.contract.facts import Facts, Groups, over_rows
 from parity.evidence.contract.finish import unfinished
 from parity.evidence.contract.outcomes import Outcome
 from parity.evidence.contract.rules import Rules
+from parity.findings import Message
 
 REWARD_TOLERANCE = 1e-6
 """Relative difference that storing a reward in 32 bits may make."""
@@ -31,16 +33,15 @@ def reward_missing(facts: Facts, groups: Groups, rules: Rules) -> Outcome:
     scored = bool(facts.has_reward.any())
     finite = facts.has_reward & np.isfinite(facts.reward)
 
-    def case(row: int) -> tuple[Any, Any, str]:
-        found = repr(float(facts.reward[row])) if facts.has_reward[row] else None
+    def case(row: int) -> tuple[Any, Any, Message]:
+        reward = repr(float(facts.reward[row])) if facts.has_reward[row] else None
         if aborted[row]:
-            return None, found, f"an aborted or unfinished sample carries reward {found}"
-        return "a finite reward", found, f"a finished sample has reward {found}"
+            return None, reward, Message("an aborted or unfinished sample carries reward {reward}", reward=reward)
+        return "a finite reward", reward, Message("a finished sample has reward {reward}", reward=reward)
 
     fails = np.where(aborted, facts.has_reward, ~finite & (facts.has_reward | ~failed))
-    return over_rows(
-        facts, known=np.full(len(facts), scored), fails=fails, field="reward", case=case, missing="no reward recorded"
-    )
+    known, missing = np.full(len(facts), scored), Message("no reward recorded")
+    return over_rows(facts, known=known, fails=fails, field="reward", case=case, missing=missing)
 
 
 def reward_recomputed(facts: Facts, groups: Groups, rules: Rules) -> Outcome:
@@ -48,9 +49,10 @@ def reward_recomputed(facts: Facts, groups: Groups, rules: Rules) -> Outcome:
     again, reward = facts.reward_again, facts.reward
     close = np.abs(again - reward) <= REWARD_TOLERANCE * np.maximum(1.0, np.abs(again))
 
-    def case(row: int) -> tuple[Any, Any, str]:
-        wanted, found = float(again[row]), float(reward[row])
-        return wanted, found, f"reward {found:.6g} is recorded, {wanted:.6g} computed again"
+    def case(row: int) -> tuple[Any, Any, Message]:
+        wanted, recorded = float(again[row]), float(reward[row])
+        template = "reward {recorded:.6g} is recorded, {wanted:.6g} computed again"
+        return wanted, recorded, Message(template, recorded=recorded, wanted=wanted)
 
     return over_rows(
         facts,
@@ -58,41 +60,90 @@ def reward_recomputed(facts: Facts, groups: Groups, rules: Rules) -> Outcome:
         fails=~close,
         field="reward",
         case=case,
-        missing="no reward function given, or no reward recorded",
+        missing=Message("no reward function given, or no reward recorded"),
         concerns=~unfinished(facts),
     )
 
 
-def group_advantages(rewards: Floats, code: Any, groups: int, rules: Rules) -> tuple[Floats, Floats]:
-    """Advantages of rewards by group, and by how much 32-bit arithmetic may miss each, both (rows,).
+def group_advantages(rewards: Floats, code: Ints, batch: Ints, rules: Rules) -> tuple[Floats, Floats]:
+    """Advantages of rewards, and by how much 32-bit arithmetic may miss each, both (rows,).
 
     Formulas, r of a group of n: ``grpo`` (r - mean) / (std + epsilon), std with `ddof` (DeepSeekMath, arXiv 2402.03300,
     section 4.1.2); ``grpo_no_std`` r - mean (Dr. GRPO, arXiv 2503.20783); ``rloo`` r minus the mean of the others, n /
-    (n - 1) times r - mean (arXiv 2402.14740). A group of one has no baseline: 0.
+    (n - 1) times r - mean (arXiv 2402.14740); ``batch_std`` (r - mean) / (std of the batch + epsilon) (arXiv
+    2508.08221); ``batch`` (r - mean of the batch) / (std of the batch + epsilon) (REINFORCE++, arXiv 2501.03262). A
+    group of one has no baseline: 0.
 
     Args:
         rewards: (rows,) finite.
         code: (rows,) the number of each reward's group.
-        groups: The number of groups.
+        batch: (rows,) the number of each reward's batch.
         rules: The formula, its `ddof` and `epsilon`.
     """
-    sizes = np.bincount(code, minlength=groups)
-    filled = np.maximum(sizes, 1)
-    mean = np.bincount(code, rewards, groups) / filled
-    centred = rewards - mean[code]
-    # a constant group is centred exactly: a mean that misses the common value by one rounding is no signal
-    largest = np.zeros(groups)
-    np.maximum.at(largest, code, np.abs(rewards))
-    centred[np.abs(centred) <= 8 * np.finfo(np.float64).eps * largest[code]] = 0.0
-    scale = np.ones(groups)
+    unit = batch if rules.advantage == "batch" else code
+    sizes, centred, largest = _centred(rewards, unit)
+    scale = np.ones(len(sizes))
     if rules.advantage == "rloo":
         scale = sizes / np.maximum(sizes - 1, 1)
-    if rules.advantage == "grpo":
-        variance = np.bincount(code, centred**2, groups) / np.maximum(sizes - rules.ddof, 1)
-        scale = 1.0 / (np.sqrt(variance) + rules.epsilon)
-    alone = sizes[code] == 1
-    advantages = np.where(alone, 0.0, centred * scale[code])
-    return advantages, ADVANTAGE_TOLERANCE * np.abs(advantages) + ROUNDING * largest[code] * scale[code]
+    if rules.advantage in ("grpo", "batch"):
+        scale = _inverse_deviation(centred, unit, rules)
+    by_row = scale[unit]
+    if rules.advantage == "batch_std":
+        by_row = _inverse_deviation(_centred(rewards, batch)[1], batch, rules)[batch]
+    advantages = np.where(sizes[unit] == 1, 0.0, centred * by_row)
+    allowed = ADVANTAGE_TOLERANCE * np.abs(advantages) + ROUNDING * largest[unit] * by_row
+    return advantages, allowed
+
+
+def _inverse_deviation(centred: Floats, code: Ints, rules: Rules) -> Floats:
+    """1 / (standard deviation + epsilon) of each group, (groups,); 0 where both are 0, as then all of it is centred."""
+    sizes = np.bincount(code)
+    deviation = np.sqrt(np.bincount(code, centred**2) / np.maximum(sizes - rules.ddof, 1)) + rules.epsilon
+    return np.divide(1.0, deviation, out=np.zeros(len(sizes)), where=deviation > 0)
+
+
+def _centred(rewards: Floats, code: Ints) -> tuple[Ints, Floats, Floats]:
+    """Sizes of groups (groups,), rewards minus their group's mean (rows,), and each group's largest |r| (groups,)."""
+    sizes = np.bincount(code)
+    centred = rewards - (np.bincount(code, rewards) / np.maximum(sizes, 1))[code]
+    # a constant group is centred exactly: a mean that misses the common value by one rounding is no signal
+    largest = np.zeros(len(sizes))
+    np.maximum.at(largest, code, np.abs(rewards))
+    centred[np.abs(centred) <= 8 * np.finfo(np.float64).eps * largest[code]] = 0.0
+    return sizes, centred, largest
+
+
+def _wanted(facts: Facts, groups: Groups, rules: Rules) -> tuple[Bools, Floats, Floats]:
+    """The samples that count in a mean, the advantage that each should have, and its tolerance, each (rows,)."""
+    counted = facts.has_reward & np.isfinite(facts.reward) & ~unfinished(facts) & (facts.output_length != 0)
+    wanted, allowed = np.zeros(len(facts)), np.full(len(facts), ROUNDING)
+    code, batch = groups.code, np.unique(facts.rollout_id, return_inverse=True)[1]
+    if rules.advantage_over == "prompt":
+        code = np.unique(np.stack([batch, facts.prompt_hash]), axis=1, return_inverse=True)[1].reshape(-1)
+    if counted.any():
+        wanted[counted], allowed[counted] = group_advantages(
+            facts.reward[counted], code[counted], batch[counted], rules
+        )
+    return counted, wanted, np.maximum(allowed, ROUNDING)
+
+
+def _disagree(facts: Facts, counted: Bools, wanted: Floats, allowed: Floats) -> Bools:
+    close = np.abs(facts.advantage - wanted) <= allowed
+    return np.where(counted, ~(facts.has_advantage & close), facts.has_advantage & ~close)
+
+
+def advantages_agree(facts: Facts, groups: Groups, rules: Rules) -> Bools:
+    """Where the advantage is what the rules' formula makes of the rewards, (rows,)."""
+    return ~_disagree(facts, *_wanted(facts, groups, rules))
+
+
+def informative(facts: Facts, groups: Groups) -> Bools:
+    """The groups whose rewards differ, so that their advantages tell one formula from another, (groups,)."""
+    has = facts.has_advantage & facts.has_reward & np.isfinite(facts.reward) & ~unfinished(facts)
+    lowest, highest = np.full(len(groups), np.inf), np.full(len(groups), -np.inf)
+    np.minimum.at(lowest, groups.code[has], facts.reward[has])
+    np.maximum.at(highest, groups.code[has], facts.reward[has])
+    return np.asarray(highest > lowest)
 
 
 def advantage_recomputed(facts: Facts, groups: Groups, rules: Rules) -> Outcome:
@@ -100,29 +151,21 @@ def advantage_recomputed(facts: Facts, groups: Groups, rules: Rules) -> Outcome:
 
     What stays out of the mean has no advantage, or 0.
     """
-    counted: Bools = facts.has_reward & np.isfinite(facts.reward) & ~unfinished(facts) & (facts.output_length != 0)
-    wanted, allowed = np.zeros(len(facts)), np.full(len(facts), ROUNDING)
-    wanted[counted], allowed[counted] = group_advantages(
-        facts.reward[counted], groups.code[counted], len(groups), rules
-    )
-    close = np.abs(facts.advantage - wanted) <= np.maximum(allowed, ROUNDING)
-    fails = np.where(counted, ~(facts.has_advantage & close), facts.has_advantage & ~close)
+    counted, wanted, allowed = _wanted(facts, groups, rules)
 
-    def case(row: int) -> tuple[Any, Any, str]:
-        found = float(facts.advantage[row]) if facts.has_advantage[row] else None
+    def case(row: int) -> tuple[Any, Any, Message]:
+        recorded = float(facts.advantage[row]) if facts.has_advantage[row] else None
         rewards = facts.reward[groups.rows(int(groups.code[row]))].round(4).tolist()
-        return (
-            float(wanted[row]),
-            found,
-            f"advantage {found} is recorded, {wanted[row]:.6g} follows from rewards {rewards}",
-        )
+        template = "advantage {recorded} is recorded, {wanted:.6g} follows from rewards {rewards}"
+        message = Message(template, recorded=recorded, wanted=float(wanted[row]), rewards=rewards)
+        return float(wanted[row]), recorded, message
 
     given = rules.advantage is not None and bool(facts.has_advantage.any())
     return over_rows(
         facts,
         known=np.full(len(facts), given),
-        fails=fails,
+        fails=_disagree(facts, counted, wanted, allowed),
         field="advantage",
         case=case,
-        missing="no advantage formula given, or no advantage recorded",
+        missing=Message("no advantage formula given, or no advantage recorded"),
     )

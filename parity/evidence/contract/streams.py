@@ -12,7 +12,7 @@ from typing import Any
 
 from parity.evidence.contract.outcomes import Case, Skip
 from parity.evidence.contract.wire import exchange_case, ints_of
-from parity.findings import quantity
+from parity.findings import Message, quantity
 from parity.records.exchanges import Exchange
 
 
@@ -44,13 +44,20 @@ def views_grow(exchange: Exchange, name: str) -> Iterable[Case] | Skip:
             count = meta.get("completion_tokens") if isinstance(meta, dict) else None
             ids = ints_of(view.get("output_ids")) or []
             if ids[: len(held)] != held:
-                message = (
-                    f"a view of output {index} has {quantity(len(ids), 'tokens')}, "
-                    f"not going on from the {len(held)} before"
+                message = Message(
+                    "a view of output {index} has {tokens}, not going on from the {before} before",
+                    index=index,
+                    tokens=quantity(len(ids), "tokens"),
+                    before=len(held),
                 )
                 cases.append(exchange_case(exchange, name, "output_ids", held[-8:], ids[-8:], message))
             elif isinstance(count, int) and count < counted:
-                message = f"a view of output {index} counts {quantity(count, 'tokens')}, the one before it {counted}"
+                message = Message(
+                    "a view of output {index} counts {tokens}, the one before it {before}",
+                    index=index,
+                    tokens=quantity(count, "tokens"),
+                    before=counted,
+                )
                 cases.append(exchange_case(exchange, name, "completion_tokens", counted, count, message))
             held, counted = ids, count if isinstance(count, int) else counted
     return cases

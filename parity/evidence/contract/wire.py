@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 from parity.evidence.contract.outcomes import Case, Skip
+from parity.evidence.contract.placeholders import KNOWN_TEXTS, KNOWN_TOKENS
 from parity.evidence.contract.rules import Rules
-from parity.findings import Where, quantity
+from parity.findings import Message, Where, quantity
 from parity.records.exchanges import MEDIA_FIELDS, Exchange
 
 TOP_LEVEL_MISTAKES = frozenset(
@@ -68,10 +69,11 @@ class WireOutput:
         finish = self.meta.get("finish_reason")
         return finish if isinstance(finish, dict) else {}
 
-    def case(self, field: str, expected: Any, observed: Any, message: str) -> Case:
+    def case(self, field: str, expected: Any, observed: Any, message: Message) -> Case:
         """A breach in this output."""
         where = Where(None, self.exchange.rollout_id, self.exchange.group_index, self.slot, field)
-        return Case(where, expected, observed, f"{self.name}, output {self.slot}: {message}")
+        named = Message("{name}, output {slot}: {message}", name=self.name, slot=self.slot, message=message)
+        return Case(where, expected, observed, named)
 
 
 def is_whole(value: Any) -> TypeGuard[int]:
@@ -106,15 +108,14 @@ def outputs_of(exchange: Exchange, name: str) -> list[WireOutput]:
 # --- rules over one answered request
 
 
-def exchange_case(exchange: Exchange, name: str, field: str, expected: Any, observed: Any, message: str) -> Case:
+def exchange_case(exchange: Exchange, name: str, field: str, expected: Any, observed: Any, message: Message) -> Case:
     """A breach in a whole exchange."""
-    return Case(
-        Where(None, exchange.rollout_id, exchange.group_index, None, field), expected, observed, f"{name}: {message}"
-    )
+    where = Where(None, exchange.rollout_id, exchange.group_index, None, field)
+    return Case(where, expected, observed, Message("{name}: {message}", name=name, message=message))
 
 
-def _asked(exchange: Exchange) -> str:
-    return f"{quantity(len(exchange.prompts), 'prompts')} with n = {exchange.n}"
+def _request_named(exchange: Exchange) -> Message:
+    return Message("{prompts} with n = {n}", prompts=quantity(len(exchange.prompts), "prompts"), n=exchange.n)
 
 
 def response_shape(exchange: Exchange, name: str, rules: Rules) -> Iterator[Case]:
@@ -122,24 +123,27 @@ def response_shape(exchange: Exchange, name: str, rules: Rules) -> Iterator[Case
     wants_list = exchange.is_batch or exchange.n > 1
     wanted, found = "list" if wants_list else "dict", type(exchange.response).__name__
     if wanted != found:
-        asked = _asked(exchange)
-        yield exchange_case(exchange, name, "response", wanted, found, f"{asked} answered by a {found}, not a {wanted}")
+        template = "{request} answered by a {found}, not a {wanted}"
+        message = Message(template, request=_request_named(exchange), found=found, wanted=wanted)
+        yield exchange_case(exchange, name, "response", wanted, found, message)
         return
     for slot, body in enumerate(exchange.outputs):
         keys = sorted(body) if isinstance(body, dict) else type(body).__name__
         if not isinstance(body, dict) or "meta_info" not in body or not body.keys() & {"text", "output_ids"}:
-            message = f"output {slot} holds {keys}"
+            message = Message("output {slot} holds {keys}", slot=slot, keys=keys)
             yield exchange_case(exchange, name, "response", ["meta_info", "output_ids", "text"], keys, message)
         elif body.get("output_ids") is not None and ints_of(body["output_ids"]) is None:
             found = str(body["output_ids"])[:60]
-            yield exchange_case(exchange, name, "output_ids", "whole numbers", found, f"output {slot} has ids {found}")
+            message = Message("output {slot} has ids {ids}", slot=slot, ids=found)
+            yield exchange_case(exchange, name, "output_ids", "whole numbers", found, message)
 
 
 def output_count(exchange: Exchange, name: str, rules: Rules) -> Iterator[Case]:
     """A request for P prompts with n samples each is answered by P * n outputs."""
     wanted, found = len(exchange.prompts) * max(exchange.n, 0), len(exchange.outputs)
     if wanted != found:
-        message = f"{_asked(exchange)} answered by {quantity(found, 'outputs')}"
+        outputs = quantity(found, "outputs")
+        message = Message("{request} answered by {outputs}", request=_request_named(exchange), outputs=outputs)
         yield exchange_case(exchange, name, "response", wanted, found, message)
 
 
@@ -182,16 +186,17 @@ def output_order(exchange: Exchange, name: str, rules: Rules) -> Iterable[Case] 
     def cases() -> Iterator[Case]:
         if stated and (stated != list(range(len(exchange.outputs))) or ints_of(stated) is None):
             wanted = list(range(len(exchange.outputs)))
-            yield exchange_case(exchange, name, "index", wanted, stated, f"the outputs state indices {stated}")
+            message = Message("the outputs state indices {stated}", stated=stated)
+            yield exchange_case(exchange, name, "index", wanted, stated, message)
         if lengths is not None and (lengths[0] != lengths[1] or ints_of(lengths[1]) is None):
             sent, seen = lengths
             shuffled = sorted(sent) == sorted(item for item in seen if is_whole(item))
-            what = (
-                "the outputs are in another order than the prompts"
+            template = (
+                "the outputs are in another order than the prompts: {sent} prompt tokens sent, {seen} counted"
                 if shuffled
-                else "the prompts were changed on the way"
+                else "the prompts were changed on the way: {sent} prompt tokens sent, {seen} counted"
             )
-            message = f"{what}: {sent} prompt tokens sent, {seen} counted"
+            message = Message(template, sent=sent, seen=seen)
             yield exchange_case(exchange, name, "prompt_tokens", sent, seen, message)
 
     return cases()
@@ -205,7 +210,7 @@ def unique_ids(exchange: Exchange, name: str, seen: set[str]) -> Iterable[Case] 
         return Skip.MISSING
     repeated = sorted({str(item) for item in ids if str(item) in seen or ids.count(item) > 1})
     seen.update(map(str, ids))
-    message = f"ids {repeated[:3]} stand on more than one output"
+    message = Message("ids {ids} stand on more than one output", ids=repeated[:3])
     return [exchange_case(exchange, name, "id", "unique ids", repeated[:3], message)] if repeated else []
 
 
@@ -223,7 +228,7 @@ def one_weight_version(exchange: Exchange, name: str, rules: Rules) -> Iterable[
     trainer = rules.weight_versions.get(exchange.rollout_id) if exchange.rollout_id is not None else None
     found, wanted = sorted(set(versions)), trainer or versions[0]
     wrong = not rules.partial_versions and found != [wanted]
-    message = f"weight versions {found} in one answer, expected {wanted!r} alone"
+    message = Message("weight versions {found} in one answer, expected {wanted!r} alone", found=found, wanted=wanted)
     return [exchange_case(exchange, name, "weight_version", wanted, found, message)] if wrong else []
 
 
@@ -231,24 +236,28 @@ def request_honoured(exchange: Exchange, name: str, rules: Rules) -> Iterator[Ca
     """What was asked was done: parameters where they count, numbers as numbers, n from 1, a placeholder a medium."""
     request = exchange.request
     for key in sorted(TOP_LEVEL_MISTAKES & set(request)):
-        message = f"{key!r} = {str(request[key])[:40]} beside sampling_params is ignored"
+        value = str(request[key])[:40]
+        message = Message("{key!r} = {value} beside sampling_params is ignored", key=key, value=value)
         yield exchange_case(exchange, name, key, "inside sampling_params", "top level", message)
     params = request.get("sampling_params") or {}
     for asked in params if isinstance(params, list) else [params]:
         given = asked if isinstance(asked, dict) else {}
         n = given.get("n", 1)
         if not is_whole(n) or n < 1:
-            yield exchange_case(exchange, name, "n", "a whole number from 1", n, f"n = {n!r} was answered with outputs")
+            message = Message("n = {n!r} was answered with outputs", n=n)
+            yield exchange_case(exchange, name, "n", "a whole number from 1", n, message)
         for key in sorted(key for key in NUMBERS & set(given) if isinstance(given[key], bool)):
-            yield exchange_case(exchange, name, key, "a number", given[key], f"{key} = {given[key]} is no number")
-    if not rules.media_placeholders:
-        return
+            message = Message("{key} = {value} is no number", key=key, value=given[key])
+            yield exchange_case(exchange, name, key, "a number", given[key], message)
     for number, prompt in enumerate(exchange.prompts):
-        media, places = _media(exchange, number), _placeholders(prompt, rules)
-        if media != places:
-            message = (
-                f"prompt {number} has {quantity(places, 'placeholders')}, and its media are {media}: "
-                "what has no partner is dropped silently"
+        media = _media(exchange, number)
+        places = _placeholders(prompt, rules.media_placeholders or _known_in(exchange, prompt, media))
+        if media != places and (rules.media_placeholders or places):
+            message = Message(
+                "prompt {number} has {places}, and its media are {media}: what has no partner is dropped silently",
+                number=number,
+                places=quantity(places, "placeholders"),
+                media=media,
             )
             yield exchange_case(exchange, name, "image_data", media, places, message)
 
@@ -260,7 +269,14 @@ def request_lists(exchange: Exchange, name: str, rules: Rules) -> Iterable[Case]
     wanted, prompts = len(exchange.prompts), quantity(len(exchange.prompts), "prompts")
     given = {field: exchange.request.get(field) for field in PROMPT_LISTS}
     return [
-        exchange_case(exchange, name, field, wanted, len(value), f"{len(value)} {field} for {prompts}")
+        exchange_case(
+            exchange,
+            name,
+            field,
+            wanted,
+            len(value),
+            Message("{count} {field} for {prompts}", count=len(value), field=field, prompts=prompts),
+        )
         for field, value in given.items()
         if isinstance(value, list) and len(value) != wanted
     ]
@@ -285,11 +301,18 @@ def _given(media: Any) -> int:
     return sum(item is not None for item in media) if isinstance(media, list) else int(media is not None)
 
 
-def _placeholders(prompt: Any, rules: Rules) -> int:
+def _known_in(exchange: Exchange, prompt: Any, media: int) -> frozenset[int | str]:
+    """The placeholders of known model families, for a prompt with images alone; one of video may stand for frames."""
+    if not media or any(exchange.request.get(field) for field in MEDIA_FIELDS[1:]):
+        return frozenset()
+    return frozenset(KNOWN_TEXTS if isinstance(prompt, str) else KNOWN_TOKENS)
+
+
+def _placeholders(prompt: Any, placeholders: frozenset[int | str]) -> int:
     """Placeholders in one prompt; a run of the same token id is one, expanded."""
     if isinstance(prompt, str):
-        return sum(prompt.count(item) for item in rules.media_placeholders if isinstance(item, str))
-    tokens = {item for item in rules.media_placeholders if isinstance(item, int)}
+        return sum(prompt.count(item) for item in placeholders if isinstance(item, str))
+    tokens = {item for item in placeholders if isinstance(item, int)}
     places = [token if token in tokens else None for token in ints_of(prompt) or []]
     return sum(token is not None and token != before for before, token in zip([None, *places], places, strict=False))
 

@@ -35,9 +35,11 @@ def test_a_sound_rollout_passes_every_check(valid_samples: Build, rules: Rules) 
     for sample in samples:
         sample.media_sha256 = []
     findings = checked(samples, rules)
-    assert {finding.check for finding in findings if finding.status is not Status.PASS} == set()
+    not_applicable = {finding.check for finding in findings if finding.status is not Status.PASS}
+    assert not_applicable == {"clones_elsewhere", "text_clones", "token_arrays", "trainer_engine_gap"}
     assert {finding.level for finding in findings} == {Level.CONTRACT}
-    assert all(finding.evidence["checked"] in (12, 48) for finding in findings if finding.check != "clone_prefixes")
+    compared = [finding for finding in findings if finding.check not in not_applicable | {"clone_prefixes"}]
+    assert all(finding.evidence["checked"] in (12, 48) for finding in compared)
 
 
 @settings(derandomize=True, max_examples=25, deadline=None)
@@ -353,8 +355,7 @@ def test_either_parameter_alone_is_held_to_its_group(field: str) -> None:
     samples = [Sample(0, 0, **{field: 1}), Sample(0, 1, **{field: 2})]  # type: ignore[arg-type]
     (finding,) = (f for f in checked(samples, Rules()) if f.check == "group_params" and f.status is Status.FAIL)
     assert (finding.where.index, finding.evidence["checked"]) == (1, 2)
-    names = {"temperature": "temperature", "max_new_tokens": "cap"}
-    assert (finding.expected, finding.observed) == ({names[field]: 1}, {names[field]: 2})
+    assert (finding.where.field, finding.expected, finding.observed) == (field, 1, 2)
 
 
 @pytest.mark.parametrize(
@@ -396,6 +397,10 @@ def test_expanded_and_single_placeholders_count_one_medium_a_run(rules: Rules) -
     assert set(findings([5, 199, 6], [])) == {"media_placeholders"}
 
 
+NOT_APPLICABLE = {"text_clones", "token_arrays", "generated_placeholders"}
+"""Checks about what these samples do not have: texts alone, lists beside the tokens, media."""
+
+
 def test_what_is_missing_is_said_not_to_be_compared() -> None:
     findings = checked([Sample(0, 0), Sample(0, 1)], Rules())
     assert {f.check for f in findings if f.status is Status.PASS} <= {"slot_index", "row_order", "encoded_media"}
@@ -403,7 +408,7 @@ def test_what_is_missing_is_said_not_to_be_compared() -> None:
     assert all(
         f.evidence["not_compared"] > 0
         for f in findings
-        if f.status is Status.NOT_COMPARED and not f.check.startswith("clone")
+        if f.status is Status.NOT_COMPARED and not f.check.startswith("clone") and f.check not in NOT_APPLICABLE
     )
     nothing = checked([], Rules(group_size=4))
     assert {f.status for f in nothing} == {Status.NOT_COMPARED}

@@ -77,7 +77,7 @@ def test_steps_without_samples_and_metrics_that_samples_lack_are_not_compared(ro
 
 def test_sound_curves_pass_every_rule() -> None:
     gap = {"train/train_rollout_logprob_abs_diff": 0.01}
-    first, second = curves(records(range(6), **gap), records(range(6), **gap))
+    first, second = curves(records(range(12), **gap), records(range(12), **gap))
     findings = check_curves([first], [second])
     assert {finding.status for finding in findings} == {Status.PASS}
     assert {finding.check: finding.evidence["checked"] for finding in findings} == {
@@ -85,6 +85,7 @@ def test_sound_curves_pass_every_rule() -> None:
         "curve_steps_once": 6,
         "curve_finite_values": 6,
         "curve_train_rollout_gap": 2,
+        "curve_climbing_gap": 2,
         "curve_arms_same_steps": 3,
     }
 
