@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from importlib import resources
 
 from parity.errors import UsageError
-from parity.faults import control_plants, curve_faults, exchange_faults, sample_faults
+from parity.faults import control_plants, curve_faults, dump_faults, exchange_faults, sample_faults
 from parity.faults.edits import Plant
 from parity.faults.scenes import KINDS, Kind, Scene, name_of
 from parity.findings import Level
@@ -80,7 +80,8 @@ class Control:
 
 
 PLANTS = {
-    **exchange_faults.PLANTS, **sample_faults.PLANTS, **curve_faults.PLANTS, **control_plants.PLANTS,
+    **exchange_faults.PLANTS, **sample_faults.PLANTS, **dump_faults.PLANTS, **curve_faults.PLANTS,
+    **control_plants.PLANTS,
 }  # fmt: skip
 """Every operation by name."""
 

@@ -175,6 +175,16 @@ def _logged_when_counted(runs: Runs) -> None:
                 record["rollout/zero_std/count_0.0"] = 2.0
 
 
+def _climb(factor: float) -> Plant:
+    """The gap of trainer and engine grows by so many times itself over a run."""
+
+    def change(records: Records) -> None:
+        for step, record in enumerate(records):
+            record[GAP] *= 1 + factor * step / len(records)
+
+    return each_run(change)
+
+
 GAP = "train/train_rollout_logprob_abs_diff"
 
 PLANTS: Mapping[str, Plant] = {
@@ -210,6 +220,8 @@ PLANTS: Mapping[str, Plant] = {
     "warm-up-requests": each_run(scale("perf/requests", 9 / 8)),
     "collapse-in-both": both_arms(scale(REWARD, 0.05, 30)),
     "fewer-requests": each_run(scale("perf/requests", 1 / 8)),
+    "gap-climbs": _climb(40.0),
+    "gap-doubles": _climb(1.0),
     "logged-rarely": both_arms(lambda records: [record.update({"eval/reward": 0.5}) for record in records[::10]]),
     "counted-when-it-happens": _logged_when_counted,
 }

@@ -253,7 +253,7 @@ PLANTS: Mapping[str, Plant] = {
     "end-dropped": rewarded(edit(lambda sample: rewrite(sample, sample.output_ids[:-1]), "stop")),
     "mask-short": edit_list("loss_mask", list.pop),
     "mask-counts": set_entry("loss_mask", 0, 2),
-    "nothing-trainable": edit(lambda sample: assign([sample], loss_mask=[0] * len(sample.output_ids))),
+    "nothing-trainable": edit(lambda sample: assign([sample], loss_mask=[0] * len(sample.output_ids)), "stop"),
     "length-off-by-one": edit(lambda sample: assign([sample], response_length=len(sample.output_ids) - 1)),
     "abort-left-stale": aborted(response_length=0),
     "partial-forgotten": aborted(output_ids=[], logprobs=[], loss_mask=[]),
