@@ -65,8 +65,8 @@ SampleRule = Callable[[Facts, Groups, Rules], Outcome]
 ArmsRule = Callable[[arms.Side, arms.Side], Outcome]
 
 
-def _first_sentence(function: Callable[..., object]) -> Message:
-    return Message((function.__doc__ or "").split("\n", 1)[0].rstrip("."))
+def _first_sentence(function: Callable[..., object]) -> str:
+    return (function.__doc__ or "").split("\n", 1)[0].rstrip(".")
 
 
 def _check(function: Callable[..., object], prefix: str = "", warning: bool = False) -> Check:
@@ -124,8 +124,8 @@ _SAMPLE_RULES: tuple[tuple[Check, str, SampleRule], ...] = (
     *((_check(rule, warning=True), "samples", rule) for rule in _SAMPLE_WARNINGS),
 )
 
-_STATUS = Check("exchange_status", Message("Every request was answered with status 200"), Severity.WARNING)
-_IDS = Check("exchange_unique_ids", Message("Every output has an id of its own, over all answers"))
+_STATUS = Check("exchange_status", "Every request was answered with status 200", Severity.WARNING)
+_IDS = Check("exchange_unique_ids", "Every output has an id of its own, over all answers")
 _VIEWS = _check(streams.views_grow, "exchange_")
 _EXCHANGE_RULES: tuple[tuple[Check, wire.ExchangeRule], ...] = tuple(
     (_check(rule, "exchange_"), rule)

@@ -58,6 +58,11 @@ def listed(parts: Iterable[str], separator: str = ", ") -> Message:
     return Message("{separator}".join(f"{{{name}}}" for name in values), separator=Message(separator), **values)
 
 
+def term(text: str) -> Message:
+    """A word or a sentence of a table as a message; the catalogues have those of the tables by name."""
+    return Message(text)
+
+
 def quantity(number: int, unit: str) -> Message:
     """A number of units, which are named in the plural: ``1,024 samples``, ``1 sample``.
 

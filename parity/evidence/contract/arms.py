@@ -25,8 +25,8 @@ def same_groups(baseline: Side, experiment: Side) -> Outcome:
     one_sided = sorted(left.keys() ^ right.keys())
     cases = []
     for key in one_sided[:SHOWN]:
-        has, lacks = ("baseline", "experiment") if key in left else ("experiment", "baseline")
-        message = Message("the {lacks} has no such group", lacks=Message(lacks))
+        has = "baseline" if key in left else "experiment"
+        message = Message("the {lacks} has no such group", lacks=Message("experiment" if key in left else "baseline"))
         cases.append(Case(_where(key, "group_index"), "both arms", has, message))
     return Outcome(len(left.keys() | right.keys()), len(one_sided), tuple(cases))
 

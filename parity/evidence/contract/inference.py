@@ -163,7 +163,11 @@ def _advantage(facts: Facts, groups: Groups, rules: Rules) -> Found | None:
             fails = ~advantages_agree(facts, groups, replace(rules, **changes))
             agree = int((telling & ~groups.any(fails)).sum())
             if best is None or agree > best[2]:
-                what = Message("advantage {formula} over each {scope}", formula=words, scope=Message(scope))
+                what = Message(
+                    "advantage {formula} over each {scope}",
+                    formula=words,
+                    scope=Message("group" if scope == "group" else "prompt"),
+                )
                 best = changes, what, agree, int(telling.sum())
     return best
 

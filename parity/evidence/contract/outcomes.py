@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
-from parity.findings import Finding, Level, Message, Severity, Status, Where, quantity
+from parity.findings import Finding, Level, Message, Severity, Status, Where, quantity, term
 
 SHOWN = 5
 """Failing cases that become a finding each; the rest are counted."""
@@ -18,7 +18,7 @@ class Check:
     """A check's stable name, the rule it holds data to in one sentence, and how bad a breach is."""
 
     name: str
-    rule: Message
+    rule: str
     severity: Severity = Severity.ERROR
 
 
@@ -86,7 +86,7 @@ def findings_of(check: Check, outcome: Outcome, unit: str, level: Level = Level.
         place = {"where": case.where, "expected": case.expected, "observed": case.observed}
         findings.append(replace(finding(Status.FAIL, message), **place))
     if outcome.checked and not outcome.failed:
-        passed = Message("{checked}: {rule}", checked=counts["checked"], rule=check.rule)
+        passed = Message("{checked}: {rule}", checked=counts["checked"], rule=term(check.rule))
         findings.append(finding(Status.PASS, _with_inference(passed, outcome)))
     if outcome.skipped:
         units = quantity(outcome.checked + outcome.skipped, unit)
@@ -97,7 +97,7 @@ def findings_of(check: Check, outcome: Outcome, unit: str, level: Level = Level.
     elif not outcome.checked:
         findings.append(
             finding(
-                Status.NOT_COMPARED, Message("not compared: not applicable, no {unit} of this kind", unit=Message(unit))
+                Status.NOT_COMPARED, Message("not compared: not applicable, no {unit} of this kind", unit=term(unit))
             )
         )
     return findings
