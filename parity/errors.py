@@ -17,6 +17,9 @@ and the numbers.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 from parity.shown import shown
 
 
@@ -65,3 +68,14 @@ class EngineUnavailable(EngineError):
 
 class TrainingError(ParityError):
     """A training step produced a value that training cannot go on from, such as a NaN loss."""
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """A question with the nearest of some names, to append to a message; empty where none is near."""
+    alike = get_close_matches(name, list(names), 1, 0.6)
+    return f"; did you mean {alike[0]}?" if alike else ""
+
+
+def install_hint(extra: str) -> str:
+    """How to install what an extra of this package brings; the package itself is on no index."""
+    return f"pip install '.[{extra}]' in a checkout of rollout-parity"

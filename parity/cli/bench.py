@@ -15,7 +15,8 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
-from parity.cli.shared import SeveralValues, command_line, given_options, new_directory
+from parity.cli.parsing import Command
+from parity.cli.shared import command_line, given_options, new_directory
 from parity.errors import EngineError, UsageError
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ BENCH_EXIT = (
 )
 
 
-@click.command(cls=SeveralValues, epilog=BENCH_EXAMPLES + "\n" + BENCH_EXIT)
+@click.command(cls=Command, epilog=BENCH_EXAMPLES + "\n" + BENCH_EXIT)
 @click.argument("url", required=False)
 @click.option(
     "--engine",

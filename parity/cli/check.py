@@ -10,6 +10,7 @@ import click
 import orjson
 from rich.console import Console
 
+from parity.cli.parsing import Command
 from parity.cli.shared import counting, write_file
 
 CHECK_EXAMPLES = """\b
@@ -23,7 +24,7 @@ Examples:
 CHECK_EXIT_HELP = "Exit code: 0 passed, 1 failed, 2 wrong input (or a file could not be read whole), 3 inconclusive."
 
 
-@click.command(epilog=CHECK_EXAMPLES + "\n" + CHECK_EXIT_HELP)
+@click.command(cls=Command, epilog=CHECK_EXAMPLES + "\n" + CHECK_EXIT_HELP)
 @click.argument("sources", nargs=-1, required=True, type=click.Path(), metavar="PATH… | URL")
 @click.option("--group-size", type=click.IntRange(1), help="Samples of each group.")
 @click.option("--max-new-tokens", type=click.IntRange(0), help="Cap of a response in tokens.")

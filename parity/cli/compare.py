@@ -9,10 +9,10 @@ from typing import Any
 import click
 from rich.console import Console
 
+from parity.cli.parsing import Command, check_sources
 from parity.cli.shared import (
     EXIT_CODES,
     EXIT_HELP,
-    SeveralValues,
     command_line,
     counting,
     language_option,
@@ -38,7 +38,7 @@ Examples:
 """
 
 
-@click.command(cls=SeveralValues, epilog=COMPARE_EXAMPLES + "\n" + EXIT_HELP)
+@click.command(cls=Command, epilog=COMPARE_EXAMPLES + "\n" + EXIT_HELP)
 @click.option(
     "--baseline", multiple=True, required=True, type=click.Path(), metavar="SRC…", help="Runs of the baseline."
 )
@@ -94,6 +94,11 @@ def compare(
     run gives one number a metric; steps are never samples. One run an arm decides nothing, whatever its length, unless
     --history shows how much runs differ.
     """
+    stated = by_curve(parse_margins(margins, WHOLE_RUNS, others=True))
+    endings = parse_pairs("--ended", ended)
+    sides = (("baseline", baseline), ("experiment", experiment), ("history", history))
+    for side, sources in sides:
+        check_sources(f"--{side}", sources)
     from parity.commands.compare import Question, margins_of
     from parity.commands.compare import compare as compare_runs
     from parity.records.provenance import versions
@@ -101,10 +106,8 @@ def compare(
     from parity.report.write import write_report
     from parity.sources.curves import Names, load_names, read_runs
 
-    stated = by_curve(parse_margins(margins, WHOLE_RUNS, others=True))
-    question = Question(margins_of(stated, bool(history)), min_steps, parse_pairs("--ended", ended), tuple(stated))
+    question = Question(margins_of(stated, bool(history)), min_steps, endings, tuple(stated))
     known = load_names(names) if names else Names()
-    sides = (("baseline", baseline), ("experiment", experiment), ("history", history))
     runs: dict[str, list[Any]] = {side: [] for side, _ in sides}
     total = sum(len(sources) for _, sources in sides)
     with counting(quiet) as watcher:

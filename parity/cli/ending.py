@@ -9,6 +9,8 @@ import traceback
 from pathlib import Path
 from types import FrameType
 
+from parity.errors import install_hint
+
 EXIT_ERROR = 2
 EXIT_BROKEN_PIPE = 128 + signal.SIGPIPE
 TRAINING_PACKAGES = ("safetensors", "sklearn", "tokenizers", "torch", "transformers")
@@ -44,7 +46,7 @@ def describe_error(error: BaseException) -> str:
     """What went wrong in one sentence, with the place in this package where it is a defect of it."""
     text = str(error)
     if isinstance(error, ModuleNotFoundError) and error.name in TRAINING_PACKAGES:
-        return f"this needs {error.name}: pip install 'rollout-parity[train]'"
+        return f"this needs {error.name}: {install_hint('train')}"
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and _MEMORY.search(text)):
         return f"out of memory: {text or 'no more could be allocated'}; free some, or ask for less"
     if _FULL.search(text):

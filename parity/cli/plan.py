@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
 
-from parity.cli.shared import SeveralValues, counting, parse_numbers
-from parity.errors import NotRecognised, UsageError
+from parity.cli.parsing import Command, check_sources
+from parity.cli.shared import counting, parse_numbers, print_json
 from parity.records.margins import SAMPLING, parse_margins
 
 PLAN_EXAMPLES = """\b
@@ -24,7 +21,7 @@ Examples:
 """
 
 
-@click.command(cls=SeveralValues, epilog=PLAN_EXAMPLES)
+@click.command(cls=Command, epilog=PLAN_EXAMPLES)
 @click.option(
     "--margin",
     "margins",
@@ -67,55 +64,26 @@ def plan(
     Also what that costs, and the cheapest design that gets there. Power is simulated from how much the metrics vary:
     stated, or measured in what you have.
     """
-    import numpy as np
-    import orjson
-
-    from parity.evidence import planning
+    check_sources("--history", history)
+    chosen = parse_margins(margins, SAMPLING)
+    stated = {
+        field: parse_numbers(option, asked.pop(name))
+        for field, option, name in (
+            ("group", "--sigma", "sigmas"),
+            ("run", "--sigma-run", "run_sigmas"),
+            ("mean", "--mean", "means"),
+        )
+    }
+    from parity.commands.plan import plan_designs
+    from parity.evidence.planning import Setting
     from parity.report.plan import cheapest, print_plan
 
-    stated: dict[str, planning.MetricSpread] = {}
-    fields = (("group", "--sigma", "sigmas"), ("run", "--sigma-run", "run_sigmas"), ("mean", "--mean", "means"))
-    for field, option, name in fields:
-        for metric, value in parse_numbers(option, asked.pop(name)).items():
-            known: dict[str, Any] = {field: value}
-            stated = planning.merged(stated, {metric: planning.MetricSpread(metric, **known)})
-    setting = planning.Setting(**asked)
-    spreads = planning.merged(stated, _measured(history, setting.group_size, quiet)) if history else stated
-    made = planning.plan(parse_margins(margins, SAMPLING), spreads, setting, np.random.default_rng(seed))
+    with counting(quiet) as watcher:
+        made = plan_designs(chosen, stated, history, Setting(**asked), seed, watcher)
     console = Console(stderr=as_json, highlight=False)
     if as_json:
-        sys.stdout.buffer.write(orjson.dumps(made.to_json(), option=orjson.OPT_INDENT_2) + b"\n")
+        print_json(made.to_json())
     elif quiet:
         console.print(cheapest(made), markup=False)
     else:
         print_plan(made, console)
-
-
-def _measured(history: tuple[str, ...], group_size: int, quiet: bool) -> Mapping[str, Any]:
-    """The spreads in what the user has: samples where there are some, curves where there are some."""
-    from parity.sources.curves import read_runs
-    from parity.sources.dumps import find_sources
-    from parity.stats import group_spreads, merged, run_spreads
-
-    rollouts, runs = [], []
-    with counting(quiet) as watcher:
-        for number, source in enumerate(history):
-            watcher(number, len(history), source)
-            kinds = 0
-            if Path(source).exists():
-                try:
-                    found = find_sources([Path(source)], group_size).sources
-                except NotRecognised:
-                    found = ()
-                parts = [part for one in found if one.samples for part in one.samples()]
-                rollouts += parts
-                kinds += bool(parts)
-            try:
-                runs += [run.curves for run in read_runs(source)]
-                kinds += 1
-            except NotRecognised:
-                pass
-            if not kinds:
-                raise UsageError(f"--history {source}: neither samples nor curves are in it")
-    where = ", ".join(history[:2]) + (" and more" if len(history) > 2 else "")
-    return merged(group_spreads(rollouts, where), run_spreads(runs, where))

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from parity.cli.parsing import Command
 from parity.cli.shared import EXIT_HELP, conclude, language_option, tracker_options
 from parity.errors import UsageError
 from parity.findings import quantity
@@ -32,7 +33,9 @@ Examples:
 """
 
 
-@click.command(epilog=EXAMPLES + "\n" + EXIT_HELP + " With --diff: 0 same conclusions, 1 others, 2 wrong input.")
+@click.command(
+    cls=Command, epilog=EXAMPLES + "\n" + EXIT_HELP + " With --diff: 0 same conclusions, 1 others, 2 wrong input."
+)
 @click.argument("directory", type=click.Path(path_type=Path, file_okay=False, exists=True), required=False)
 @language_option
 @click.option(

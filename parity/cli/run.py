@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from parity.cli.parsing import Command, Named
+from parity.cli.progress import Step, progress
 from parity.cli.shared import (
     EXIT_HELP,
     arm_options,
@@ -26,6 +25,7 @@ from parity.cli.shared import (
 )
 from parity.errors import UsageError
 from parity.records.experiment import DESIGNS, ExperimentConfig
+from parity.records.margins import RUN, margin_option_help, parse_margins
 from parity.records.training_config import TrainingConfig
 from parity.report.trackers import Targets
 from parity.trainer.tasks import TASKS
@@ -40,13 +40,14 @@ Examples:
   parity run --baseline --experiment native --task digits
   parity run --baseline --experiment native --workers 3 --router cache_aware
   parity run --baseline --experiment native --design probe --seeds 1
+  parity run --baseline --experiment native --margin reward=0.03 --margin response_length=0.05
   parity run --baseline --experiment native --plant exchanged-outputs@7
   parity run --baseline --experiment native --clearml
   parity run --out parity-out/mine --resume
 """
 
 
-@click.command(epilog=RUN_EXAMPLES + "\n" + EXIT_HELP)
+@click.command(cls=Command, epilog=RUN_EXAMPLES + "\n" + EXIT_HELP)
 @arm_options
 @click.option("--engine", default="embedded", show_default=True, help="embedded, sglang, or the URL of a deployment.")
 @fleet_options
@@ -55,7 +56,7 @@ Examples:
 )
 @click.option(
     "--task",
-    type=click.Choice(list(TASKS)),
+    type=Named(list(TASKS)),
     default="arithmetic",
     show_default=True,
     help="The task that the policy is trained on.",
@@ -63,7 +64,7 @@ Examples:
 @click.option(
     "--design",
     "designs",
-    type=click.Choice(DESIGNS),
+    type=Named(DESIGNS),
     multiple=True,
     help="How pairs are made; may be given several times. Default: what the engine is seen to allow: twin and paired "
     "where its seeds hold (list-twin where only lists carry one a sample), else replay and paired.",
@@ -83,6 +84,13 @@ Examples:
 @click.option("--lr", type=float, default=TRAINING.learning_rate, show_default=True, help="Learning rate.")
 @click.option("--groups", type=int, default=TRAINING.groups_per_step, show_default=True, help="Prompt groups a step.")
 @click.option("--group-size", type=int, default=TRAINING.group_size, show_default=True, help="Samples a group.")
+@click.option(
+    "--margin",
+    "margins",
+    multiple=True,
+    metavar="METRIC=VALUE",
+    help=margin_option_help(RUN) + " Recorded before the first step.",
+)
 @click.option(
     "--plant",
     "plants",
@@ -120,19 +128,22 @@ def run(
         raise UsageError("--resume needs --out: the directory of the experiment to go on with")
     directory = out or new_directory()
     from parity.commands.question import check_experiment
+    from parity.records.store import EXPERIMENT_FILE
 
+    if not resume and (directory / EXPERIMENT_FILE).exists():
+        raise UsageError(f"{directory} already holds an experiment: continue it with --resume, or choose another --out")
     config = _run_config(context, asked, directory if resume else None)
     check_experiment(config)
     console = Console(stderr=as_json, highlight=False)
-    with interruptible("run", directory), _watching(console, quiet) as (step, note):
-        note(f"experiment: {directory}")
+    with interruptible("run", directory), progress(console, quiet, "loading", keep=True) as shows:
+        shows.note(f"experiment: {directory}")
         from parity.runner import Watcher, run_experiment  # imports torch for seconds, so once something is seen
 
         run_experiment(
             config,
             directory,
             command=command_line(),
-            watcher=Watcher(step, note),
+            watcher=Watcher(lambda step: shows.step(_progress(step)), shows.note),
             cache=cache_directory(),
             resume=resume,
         )
@@ -144,6 +155,8 @@ def _run_config(context: click.Context, asked: dict[str, Any], resumed: Path | N
     from parity.records.store import read_experiment
 
     given = given_options(context, asked)
+    if "margins" in given:
+        given["margins"] = {**RUN, **parse_margins(given["margins"], RUN)}
     training = {"lr": "learning_rate", "groups": "groups_per_step", "group_size": "group_size"}
     changes: dict[str, Any] = {field: given.pop(option) for option, field in training.items() if option in given}
     if resumed is None:
@@ -153,28 +166,9 @@ def _run_config(context: click.Context, asked: dict[str, Any], resumed: Path | N
     return replace(config, training=replace(config.training, **changes))
 
 
-@contextmanager
-def _watching(console: Console, quiet: bool) -> Iterator[tuple[Callable[[Any], None], Callable[[str], None]]]:
-    """How progress is shown: a bar with rate and time left on a terminal, else one plain line a step."""
-    if quiet:
-        yield lambda _: None, lambda _: None
-    elif console.is_terminal:
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-        times = (TimeElapsedColumn(), TextColumn("elapsed,"), TimeRemainingColumn(), TextColumn("left"))
-        with Progress(*columns, *times, console=console) as progress:
-            task = progress.add_task("starting", total=None)
-            yield (
-                lambda step: progress.update(
-                    task, completed=step.done, total=step.total, description=_short_line(step)
-                ),
-                lambda text: progress.console.print(text, style="dim", markup=False),
-            )
-    else:
-        yield lambda step: click.echo(_plain_line(step), file=console.file), lambda text: click.echo(text, err=True)
-
-
-def _short_line(step: Any) -> str:
-    return f"{step.run} step {step.step} reward {step.metrics['rollout/raw_reward']:.2f}"
+def _progress(step: Any) -> Step:
+    words = f"{step.run} step {step.step} reward {step.metrics['rollout/raw_reward']:.2f}"
+    return Step(step.done, step.total, words, _plain_line(step), step.seconds_left)
 
 
 def _step_line(step: Any) -> str:

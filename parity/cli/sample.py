@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from parity.cli.parsing import Command, Named
+from parity.cli.progress import Step, progress
 from parity.cli.shared import (
     EXIT_CODES,
     EXIT_HELP,
@@ -28,6 +27,7 @@ from parity.errors import UsageError
 from parity.records.margins import SAMPLING, SAMPLING_MEANS, margin_option_help, parse_margins
 from parity.trainer.tasks import TASKS
 
+SAMPLING_FILE = "sampling.json"
 SAMPLE_EXAMPLES = """\b
 Examples:
   parity sample --baseline --experiment native
@@ -39,7 +39,7 @@ Examples:
 """
 
 
-@click.command(epilog=SAMPLE_EXAMPLES + "\n" + EXIT_HELP)
+@click.command(cls=Command, epilog=SAMPLE_EXAMPLES + "\n" + EXIT_HELP)
 @arm_options
 @click.option(
     "--engine",
@@ -51,7 +51,7 @@ Examples:
 @click.option("--model-path", help="A checkpoint for an engine started here. Default: a policy warm-started on --task.")
 @click.option(
     "--task",
-    type=click.Choice(list(TASKS)),
+    type=Named(list(TASKS)),
     default="arithmetic",
     show_default=True,
     help="Where prompts and reward come from.",
@@ -99,18 +99,23 @@ def sample(context: click.Context, /, out: Path | None, resume: bool, as_json: b
         raise UsageError("--resume needs --out: the directory of the samples to go on with")
     directory = out or new_directory("sample-")
     console = Console(stderr=as_json, highlight=False)
-    command = command_line()
-    with interruptible("sample", directory), _watching(console, quiet) as (block, note):
-        note(f"samples and exchanges: {directory}")
-        from parity.commands.question import check_sampling
-        from parity.commands.sample import Watcher, sample_arms
-        from parity.report.sampling import headline, print_sampling, write_sampling  # these import torch for seconds
+    from parity.commands.question import check_sampling, check_sampling_inputs
 
-        config = _config(context, asked, directory if resume else None)
-        check_sampling(config)
+    config = _config(context, asked, directory if resume else None)
+    if not resume and (directory / SAMPLING_FILE).exists():
+        raise UsageError(f"{directory} already holds samples: go on with --resume, or choose another --out")
+    check_sampling(config)
+    check_sampling_inputs(config)
+    with interruptible("sample", directory), progress(Console(stderr=True, highlight=False), quiet, "loading") as shows:
+        shows.note(f"samples and exchanges: {directory}")
+        from parity.commands.sample.running import Watcher, sample_arms  # imports torch for seconds
+
+        watcher = Watcher(lambda step: shows.step(_progress(step)), shows.note)
         result = sample_arms(
-            config, directory, command=command, watcher=Watcher(block, note), cache=cache_directory(), resume=resume
+            config, directory, command=command_line(), watcher=watcher, cache=cache_directory(), resume=resume
         )
+    from parity.report.sampling import headline, print_sampling, write_sampling
+
     report = write_sampling(result, directory / "report")
     if as_json:
         sys.stdout.buffer.write((directory / "report" / "report.json").read_bytes() + b"\n")
@@ -143,26 +148,10 @@ def _config(context: click.Context, asked: dict[str, Any], resumed: Path | None)
     return replace(config, max_groups=more)
 
 
-@contextmanager
-def _watching(console: Console, quiet: bool) -> Iterator[tuple[Any, Any]]:
-    """How progress is shown: a bar on a terminal, else one plain line a block."""
-    if quiet:
-        yield lambda _: None, lambda _: None
-    elif console.is_terminal:
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        with Progress(*columns, console=console, transient=True) as progress:
-            task = progress.add_task("sampling", total=None)
-            yield (
-                lambda step: progress.update(task, completed=step.done, total=step.limit, description=_line(step)),
-                lambda text: progress.console.print(text, style="dim", markup=False),
-            )
-    else:
-        yield (
-            lambda step: click.echo(
-                f"{step.done} of at most {step.limit} groups, {step.rate:.1f}/s: {_line(step)}", err=True
-            ),
-            lambda text: click.echo(text, err=True),
-        )
+def _progress(step: Any) -> Step:
+    words = _line(step)
+    line = f"{step.done} of at most {step.limit} groups, {step.rate:.1f}/s: {words}"
+    return Step(step.done, step.limit, words, line, (step.limit - step.done) / step.rate if step.rate else None)
 
 
 def _line(step: Any) -> str:
@@ -170,5 +159,5 @@ def _line(step: Any) -> str:
     failing = sum(finding.fails for finding in step.findings)
     undecided = [finding for finding in step.findings if finding.status.value == "inconclusive"]
     fields = ", ".join(dict.fromkeys(str(finding.where.field) for finding in undecided))
-    said = f"{len(undecided)} undecided ({fields})" if undecided else "nothing undecided"
-    return f"{failing} failing, {said}" if failing else said
+    open_ones = f"{len(undecided)} undecided ({fields})" if undecided else "nothing undecided"
+    return f"{failing} failing, {open_ones}" if failing else open_ones

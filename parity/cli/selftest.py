@@ -7,6 +7,7 @@ import sys
 import click
 import orjson
 
+from parity.cli.parsing import Command
 from parity.cli.shared import counting
 
 EXAMPLES = """\b
@@ -20,7 +21,7 @@ EXIT_CODES = (
 )
 
 
-@click.command(epilog=EXAMPLES + "\n" + EXIT_CODES)
+@click.command(cls=Command, epilog=EXAMPLES + "\n" + EXIT_CODES)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on standard output.")
 @click.option("--quiet", is_flag=True, help="Print only the verdict, and what went wrong.")
 def selftest(as_json: bool, quiet: bool) -> None:

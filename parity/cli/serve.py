@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from parity.cli.parsing import Command
 from parity.cli.shared import cache_directory
 from parity.trainer.tasks import TASKS, get_task
 
@@ -19,7 +20,7 @@ Examples:
 """
 
 
-@click.command(epilog=EXAMPLES)
+@click.command(cls=Command, epilog=EXAMPLES)
 @click.option(
     "--model-path",
     type=click.Path(path_type=Path, file_okay=False, exists=True),

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.shell_completion import CompletionItem
+import orjson
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from parity.cli.ending import describe_error, exit_of_signal
+from parity.cli.parsing import Named
+from parity.cli.progress import Step, progress
 from parity.errors import EngineError, InputError, ParityError, UsageError
 from parity.findings import Verdict
 from parity.records.experiment import ARMS
@@ -38,7 +39,6 @@ EXIT_CODES = {
 }
 EXIT_HELP = "Exit code: 0 parity, 1 different, 2 wrong input or command, 3 inconclusive."
 NO_TARGETS = Targets()
-SEVERAL = ("--baseline", "--counts", "--experiment", "--history", "--mode", "--router")
 
 
 def cache_directory() -> Path:
@@ -49,13 +49,11 @@ def cache_directory() -> Path:
 
 
 @contextmanager
-def counting(quiet: bool) -> Iterator[Callable[[int, int, str], None]]:
+def counting(quiet: bool, what: str = "reading") -> Iterator[Callable[[int, int, str], None]]:
     """Shows on a terminal how many parts of how many are done, and what was read, while something runs."""
     console = Console(stderr=True, highlight=False)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as progress:
-        task = progress.add_task("reading", total=None)
-        yield lambda done, total, text: progress.update(task, completed=done, total=total, description=text)
+    with progress(console, quiet or not console.is_terminal, what) as shows:
+        yield lambda done, total, text: shows.step(Step(done, total, text))
 
 
 def write_file(path: Path, content: bytes) -> None:
@@ -161,51 +159,18 @@ def tell_github(report: Report, language: Language = "en") -> None:
 def arm_options(command: Callable[..., None]) -> Callable[..., None]:
     """Adds the options that name the two arms."""
     experiment = click.option(
-        "--experiment", type=click.Choice(ARMS), default="native", show_default=True, help="The arm in question."
+        "--experiment", type=Named(ARMS), default="native", show_default=True, help="The arm in question."
     )
     baseline = click.option(
         "--baseline",
         is_flag=False,
         flag_value="per-sample",
         default="per-sample",
-        type=click.Choice(ARMS),
+        type=Named(ARMS),
         show_default=True,
         help="The arm compared with; alone it means per-sample.",
     )
     return baseline(experiment(command))
-
-
-class SeveralValues(click.Command):
-    """A command whose options of `SEVERAL` take all values that follow, as a shell's pattern gives them."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Repeats such an option before each of its values."""
-        ctx.meta[_LAST_OPTION] = next((one for one in reversed(args) if one.startswith("-") and one != "-"), "")
-        return super().parse_args(ctx, list(_repeated(args)))
-
-    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Offers another value of such an option, where its values are being given."""
-        last = ctx.meta.get(_LAST_OPTION, "")
-        option = next((one for one in self.params if last in SEVERAL and last in one.opts), None)
-        if option and not incomplete.startswith("-"):
-            return option.shell_complete(ctx, incomplete)
-        return super().shell_complete(ctx, incomplete)
-
-
-_LAST_OPTION = f"{__name__}.last_option"
-
-
-def _repeated(args: Iterable[str]) -> Iterable[str]:
-    option = ""
-    for argument in args:
-        if argument.startswith("-") and argument != "-":
-            option = argument if argument in SEVERAL else ""
-            if not option:
-                yield argument
-        elif option:
-            yield from (option, argument)
-        else:
-            yield argument
 
 
 def fleet_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -234,20 +199,53 @@ def new_directory(prefix: str = "") -> Path:
 
 @contextmanager
 def interruptible(command: str, directory: Path) -> Iterator[None]:
-    """Ends on a signal, and on whatever fails, with the command that goes on from what is on disk."""
+    """Ends on a signal, and on whatever fails, with the command that goes on from what is on disk.
+
+    Where nothing was done yet, it says so, and leaves no directory but one that holds an engine's logs.
+    """
     again = f"go on with: parity {command} --out {shlex.quote(str(directory))} --resume"
+    missing = [path for path in (directory, *directory.parents) if not path.exists()]
     try:
         yield
     except KeyboardInterrupt:
-        done = directory.exists()
-        click.echo(f"\ninterrupted; {shown(again)}" if done else "\ninterrupted before anything was done", err=True)
+        kept = _kept(directory, missing)
+        click.echo(f"\ninterrupted; {shown(again)}" if kept else "\ninterrupted before anything was done", err=True)
         sys.exit(exit_of_signal())
     except (UsageError, InputError, ModuleNotFoundError):
+        _kept(directory, missing)
         raise
     except EngineError as error:
+        if not _kept(directory, missing):
+            raise
         raise EngineError(*error.args, f"what was done is kept; once the engine is well, {again}") from error
     except Exception as error:
+        if not _kept(directory, missing):
+            raise
         raise ParityError(describe_error(error), f"what was done is kept; {again}") from error
+
+
+_NO_RESULTS = (".lock", "experiment.json", "sampling.json")
+"""Files that a command writes before it has a result."""
+
+
+def _kept(directory: Path, missing: Sequence[Path]) -> bool:
+    """Whether a directory holds results, or was there before; one that this command made for nothing is removed."""
+    if directory not in missing or any(path.stat().st_size for path in directory.glob("runs/**/*") if path.is_file()):
+        return directory.exists()
+    for name in _NO_RESULTS:
+        (directory / name).unlink(missing_ok=True)
+    for path in sorted(directory.rglob("*"), reverse=True):
+        if path.is_dir() and not any(path.iterdir()):
+            path.rmdir()
+    for path in missing:
+        if path.is_dir() and not any(path.iterdir()):
+            path.rmdir()
+    return False
+
+
+def print_json(content: Any) -> None:
+    """Prints a result as JSON on standard output."""
+    sys.stdout.buffer.write(orjson.dumps(content, option=orjson.OPT_INDENT_2) + b"\n")
 
 
 def command_line() -> str:

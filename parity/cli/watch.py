@@ -15,6 +15,7 @@ import orjson
 from rich.console import Console, RenderableType
 from rich.live import Live
 
+from parity.cli.parsing import Command
 from parity.cli.shared import EXIT_CODES, EXIT_HELP, conclude
 from parity.errors import UsageError
 from parity.records.margins import IN_RUN, RUN, margin_option_help, parse_margins
@@ -31,7 +32,7 @@ Examples:
 """
 
 
-@click.command(epilog=EXAMPLES + "\n" + EXIT_HELP)
+@click.command(cls=Command, epilog=EXAMPLES + "\n" + EXIT_HELP)
 @click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
 @click.option(
     "--reward-range", type=float, nargs=2, default=(0.0, 1.0), show_default=True, help="What a reward can be."

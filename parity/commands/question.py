@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from parity.engines import check_fleet
-from parity.errors import UsageError
-from parity.faults import parse_plant
+import math
+from pathlib import Path
+
+from parity.errors import UsageError, did_you_mean
 from parity.records.bench import BenchConfig
 from parity.records.experiment import ARMS, DESIGNS, ENGINES, LIST_TWIN, ExperimentConfig
 from parity.records.sampling import SamplingConfig
-from parity.stats import Evidence
 from parity.trainer.tasks import get_task
 
 
@@ -21,12 +21,14 @@ def check_question(baseline: str, experiment: str, engine: str, workers: int = 1
     """
     for arm in (baseline, experiment):
         if arm not in ARMS:
-            raise UsageError(f"no arm {arm!r}: there are {', '.join(ARMS)}")
+            raise UsageError(f"no arm {arm!r}: there are {', '.join(ARMS)}{did_you_mean(arm, ARMS)}")
     if baseline == experiment:
         raise UsageError(f"both arms are {baseline!r}: a comparison needs two different ones")
     if "://" not in engine and engine not in ENGINES:
-        raise UsageError(f"no engine {engine!r}: expected {', '.join(ENGINES)} or a URL")
+        raise UsageError(f"no engine {engine!r}: expected {', '.join(ENGINES)} or a URL{did_you_mean(engine, ENGINES)}")
     if workers != 1 or router:
+        from parity.engines import check_fleet
+
         check_fleet(engine, workers, router or None)
 
 
@@ -39,7 +41,8 @@ def check_experiment(config: ExperimentConfig) -> None:
     check_question(config.baseline, config.experiment, config.engine, config.workers, config.router)
     unknown = set(config.designs) - set(DESIGNS)
     if unknown:
-        raise UsageError(f"no design {sorted(unknown)}: there are {', '.join(DESIGNS)}")
+        nearest = did_you_mean(min(unknown), DESIGNS)
+        raise UsageError(f"no design {', '.join(sorted(unknown))}: there are {', '.join(DESIGNS)}{nearest}")
     if "replay" in config.designs and "paired" not in config.designs:
         raise UsageError("a replay needs a recording: add --design paired")
     if LIST_TWIN in config.designs and {config.baseline, config.experiment} != {"per-sample", "native"}:
@@ -48,11 +51,13 @@ def check_experiment(config: ExperimentConfig) -> None:
         if getattr(config, name) < 1:
             raise UsageError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(config, name)}")
     if not 0 < config.probe_share <= 1:
-        raise UsageError(f"--probe-share is a share of the prompts above 0 and up to 1, not {config.probe_share}")
+        raise UsageError(f"--probe-share must be in (0, 1], got {config.probe_share}")
     if "://" in config.engine and not config.control:
         raise UsageError(f"training pushes weights to {config.engine}: allow it with --control")
     task = get_task(config.task)
     if config.plants:
+        from parity.faults import parse_plant
+
         last = max(config.steps, config.twin_steps) - 1
         for text in config.plants:
             fault, step = parse_plant(text)
@@ -82,9 +87,28 @@ def check_sampling(config: SamplingConfig) -> None:
         raise UsageError("--prompts needs --max-new-tokens: the cap of a response")
     if config.prompts is None and config.prompt_key is not None:
         raise UsageError("--prompt-key is of --prompts")
-    Evidence.start(config.margins, config.reward_range)
+    low, high = config.reward_range
+    if not -math.inf < low < high < math.inf:
+        raise UsageError(f"--reward-range {low:g} {high:g}: expected the lowest reward, then the highest")
     if get_task(config.task).has_images:
         raise UsageError(f"task {config.task} shows images, and prompts are asked as text here: try a probe of `run`")
+
+
+def check_sampling_inputs(config: SamplingConfig) -> None:
+    """Reads what a sampling is given, to refuse it before an engine is started.
+
+    Raises:
+        UsageError: There is no such reward function.
+        InputError: The prompts cannot be read.
+    """
+    if config.reward is not None:
+        from parity.commands.check import reward_function
+
+        reward_function(config.reward)
+    if config.prompts is not None:
+        from parity.commands.sample.prompts import read_prompts
+
+        read_prompts(Path(config.prompts), config.prompt_key)
 
 
 def check_bench(config: BenchConfig) -> None:
@@ -94,5 +118,7 @@ def check_bench(config: BenchConfig) -> None:
         UsageError: Something does not go together; the message says what.
     """
     config.validate()
+    from parity.engines import check_fleet
+
     for policy in config.policies:
         check_fleet(config.engine, config.workers, policy)

@@ -16,7 +16,7 @@ from contextlib import closing
 from pathlib import Path
 
 from parity.engines.process import HOST
-from parity.errors import UsageError
+from parity.errors import UsageError, install_hint
 
 REQUEST_ID = "X-Request-ID"
 ROUTING_KEY = "X-SMG-Routing-Key"
@@ -41,7 +41,7 @@ def policies() -> tuple[str, ...]:
         UsageError: None is installed.
     """
     if importlib.util.find_spec("sglang_router") is None:
-        raise UsageError("a router needs the package sglang-router: pip install 'rollout-parity[router]'")
+        raise UsageError(f"a router needs the package sglang-router: {install_hint('router')}")
     from sglang_router.router_args import RouterArgs
 
     parser = argparse.ArgumentParser()

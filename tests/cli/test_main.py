@@ -40,14 +40,14 @@ def test_a_command_says_where_it_writes_before_it_loads_torch_and_how_to_install
     result = parity_without("torch", command, "--out", str(tmp_path / "mine"))
     first, second = result.stderr.splitlines()
     assert first == f"{what}: {tmp_path / 'mine'}"
-    assert second == "parity: this needs torch: pip install 'rollout-parity[train]'"
+    assert second == "parity: this needs torch: pip install '.[train]' in a checkout of rollout-parity"
     assert result.returncode == 2
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_package_that_every_installation_has_is_no_matter_of_an_extra(tmp_path):
     result = parity_without("aiohttp", "run", "--out", str(tmp_path / "mine"))
-    assert "rollout-parity[train]" not in result.stderr
+    assert "[train]" not in result.stderr
     assert "defect of parity" in result.stderr
     assert result.returncode == 2
 

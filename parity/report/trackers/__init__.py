@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from parity.errors import UsageError
+from parity.errors import UsageError, install_hint
 
 if TYPE_CHECKING:
     from parity.report.document import Report  # imports scipy, which takes seconds
@@ -43,7 +43,7 @@ def check_installed(targets: Targets) -> None:
     """
     for package, extra in _EXTRAS.items():
         if getattr(targets, package) and find_spec(package) is None:
-            raise UsageError(f"--{package} needs the package {package}: pip install 'rollout-parity[{extra}]'")
+            raise UsageError(f"--{package} needs the package {package}: {install_hint(extra)}")
 
 
 def publish(report: Report, directory: Path, targets: Targets) -> Iterator[str]:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from parity.errors import InputError, UsageError
+from parity.errors import InputError, UsageError, install_hint
 from parity.metrics import Point
 from parity.sources.curves.recorded_runs import LARGEST_STEP, RecordedCurves, number, sentences
 
@@ -80,7 +80,7 @@ def read_task(task_id: str) -> list[RecordedCurves]:
     try:
         from clearml import Task
     except ImportError as error:
-        message = "a task of a server is read by the package clearml: pip install 'rollout-parity[clearml]'"
+        message = f"a task of a server is read by the package clearml: {install_hint('clearml')}"
         raise UsageError(f"clearml:{task_id}: {message}") from error
     try:
         scalars: Mapping[str, Any] = Task.get_task(task_id=task_id).get_all_reported_scalars(x_axis="iter")

@@ -1,4 +1,4 @@
-"""TensorBoard's event files. Needs the package tensorboard (`pip install rollout-parity[compare]`)."""
+"""TensorBoard's event files. Needs the package tensorboard (the extra `compare`)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from parity.errors import InputError, UsageError
+from parity.errors import InputError, UsageError, install_hint
 from parity.metrics import Point
 from parity.sources.curves.recorded_runs import RecordedCurves, sentences
 
@@ -42,7 +42,7 @@ def _events(path: Path, left_out: dict[str, str]) -> Iterator[tuple[float, Point
         from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
         from tensorboard.util import tensor_util
     except ImportError as error:
-        message = f"{path}: event files are read by the package tensorboard: pip install 'rollout-parity[compare]'"
+        message = f"{path}: event files are read by the package tensorboard: {install_hint('compare')}"
         raise UsageError(message) from error
     read = 0
     try:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from parity.errors import InputError, UsageError
+from parity.errors import InputError, UsageError, install_hint
 from parity.metrics import Point
 from parity.sources.curves.recorded_runs import COMPLETED, RecordedCurves, points_of, sentences
 
@@ -25,7 +25,7 @@ _HEADER = 7
 _BLOCK = 1 << 15
 _FULL, _FIRST, _LAST = 1, 2, 4
 _PRIVATE = ("_timestamp", "_runtime", "_wandb")
-_INSTALL = "is read by the package wandb: pip install 'rollout-parity[compare]'"
+_INSTALL = f"is read by the package wandb: {install_hint('compare')}"
 
 
 def offline_files(directory: Path) -> list[Path]:

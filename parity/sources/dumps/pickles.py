@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from parity.errors import InputError, UsageError
+from parity.errors import InputError, UsageError, install_hint
 
 _REFUSED = re.compile(r"(?:GLOBAL|global) [`']?([\w.]+)")
 _SAID = re.compile(r"WeightsUnpickler error:\s*(.+)")
@@ -35,7 +35,7 @@ def load_pickle(path: Path) -> Any:
     try:
         import torch
     except ImportError as error:
-        raise UsageError(f"{path}: PyTorch files need torch: pip install 'rollout-parity[train]'") from error
+        raise UsageError(f"{path}: PyTorch files need torch: {install_hint('train')}") from error
     try:
         with torch.serialization.safe_globals(_allowed()), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of pickle protocols: what cannot be read is an error

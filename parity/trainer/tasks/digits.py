@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from parity.errors import UsageError
+from parity.errors import UsageError, install_hint
 from parity.trainer.tasks.task import View
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def _data() -> tuple[Any, list[int]]:
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
-        raise UsageError("tasks with digits need scikit-learn: pip install 'rollout-parity[train]'") from error
+        raise UsageError(f"tasks with digits need scikit-learn: {install_hint('train')}") from error
     digits = load_digits()
     return digits.images, digits.target.tolist()
 

@@ -12,7 +12,7 @@ import pytest
 from small_experiment import Parity
 from toy_engine import toy_engine
 
-from parity.commands.sample import Watcher, sample_arms
+from parity.commands.sample.running import Watcher, sample_arms
 from parity.engines import open_engine
 from parity.findings import Verdict
 from parity.records.sampling import SamplingConfig

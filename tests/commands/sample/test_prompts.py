@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from parity.commands.sample import Prompt, read_prompts
+from parity.commands.sample.prompts import Prompt, read_prompts
 from parity.errors import InputError
 
 ROWS: list[dict[str, Any]] = [{"prompt": "1+1=", "label": "2"}, {"prompt": "2+2=", "label": "4"}]

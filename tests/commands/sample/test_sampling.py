@@ -12,7 +12,7 @@ from toy_engine import ToyEngine, toy_engine
 
 from parity.commands.check import check_sources
 from parity.commands.question import check_sampling
-from parity.commands.sample import Watcher, sample_arms
+from parity.commands.sample.running import Watcher, sample_arms
 from parity.commands.sample.store import SamplingStore
 from parity.errors import EngineError, InputError, UsageError
 from parity.findings import Finding, Level, Status, Verdict

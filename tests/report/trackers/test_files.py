@@ -87,7 +87,7 @@ def test_wandb_reads_back(odd_report: Report, files: Path) -> None:
 def test_a_tracker_that_is_not_installed_is_said_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "clearml", None)
     check_installed(Targets())
-    with pytest.raises(UsageError, match=r"--clearml .*pip install 'rollout-parity\[clearml\]'"):
+    with pytest.raises(UsageError, match=r"--clearml .*pip install '\.\[clearml\]'"):
         check_installed(Targets(clearml=True))
 
 

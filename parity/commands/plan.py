@@ -1,0 +1,70 @@
+"""`parity plan`: from margins, and from what is known of how much metrics vary, to what each design takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from parity.errors import NotRecognised, UsageError
+from parity.evidence.planning import MetricSpread, Plan, Setting, group_spreads, merged, plan, run_spreads
+from parity.sources.curves import read_runs
+from parity.sources.dumps import find_sources
+
+
+def plan_designs(
+    margins: Mapping[str, float],
+    stated: Mapping[str, Mapping[str, float]],
+    history: Sequence[str],
+    setting: Setting,
+    seed: int,
+    watcher: Callable[[int, int, str], None],
+) -> Plan:
+    """What each design takes to show some margins.
+
+    Args:
+        margins: The largest difference that does not matter, by metric.
+        stated: Standard deviations of groups (`group`) and between runs (`run`), and means (`mean`), by metric.
+        history: Sources of samples and curves that the others are measured in.
+        setting: What is planned with.
+        seed: Of the simulations.
+        watcher: Told of every source: its number, how many there are, its name.
+
+    Raises:
+        UsageError: A source has neither samples nor curves, or a number is out of its range.
+        InputError: A source cannot be read.
+    """
+    spreads: Mapping[str, MetricSpread] = {}
+    for field, values in stated.items():
+        for metric, value in values.items():
+            known: dict[str, Any] = {field: value}
+            spreads = merged(spreads, {metric: MetricSpread(metric, **known)})
+    if history:
+        spreads = merged(spreads, measured(history, setting.group_size, watcher))
+    return plan(margins, spreads, setting, np.random.default_rng(seed))
+
+
+def measured(
+    history: Sequence[str], group_size: int, watcher: Callable[[int, int, str], None]
+) -> Mapping[str, MetricSpread]:
+    """The spreads in what there is: samples where there are some, curves where there are some."""
+    rollouts, runs = [], []
+    for number, source in enumerate(history):
+        watcher(number, len(history), source)
+        try:
+            sources = find_sources([Path(source)], group_size).sources if Path(source).exists() else ()
+        except NotRecognised:
+            sources = ()
+        parts = [part for found in sources if found.samples for part in found.samples()]
+        try:
+            curves = [run.curves for run in read_runs(source)]
+        except NotRecognised:
+            curves = []
+        if not parts and not curves:
+            raise UsageError(f"--history {source}: neither samples nor curves are in it")
+        rollouts += parts
+        runs += curves
+    names = ", ".join(history[:2]) + (" and more" if len(history) > 2 else "")
+    return merged(group_spreads(rollouts, names), run_spreads(runs, names))
