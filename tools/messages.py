@@ -16,7 +16,7 @@ from babel.messages.mofile import write_mo
 from babel.messages.pofile import read_po, write_po
 
 from parity.contract_checks import CHECKS
-from parity.report import document, html, plots, text
+from parity.report import comparison, document, html, plots, scope, text
 from parity.report.words import TERMS, UNITS
 
 PACKAGE = Path(__file__).parents[1] / "parity"
@@ -43,11 +43,13 @@ def templates() -> dict[str, list[tuple[str, int]]]:
 
 def _of_file(path: Path) -> Iterator[tuple[int, str]]:
     tree = ast.parse(path.read_text("utf-8"))
-    variables: dict[str, list[str]] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            variables.setdefault(node.targets[0].id, []).extend(_texts(node.value, {}))
-    for call in ast.walk(tree):
+    constants = _variables(tree)
+    for scope in filter(_is_scope, ast.walk(tree)):
+        yield from _of_calls(path, scope, constants | _variables(scope))
+
+
+def _of_calls(path: Path, scope: ast.AST, variables: Mapping[str, Sequence[str]]) -> Iterator[tuple[int, str]]:
+    for call in _inside(scope):
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
             continue
         name, texts = call.func.id, [_texts(argument, variables) for argument in call.args]
@@ -62,8 +64,29 @@ def _of_file(path: Path) -> Iterator[tuple[int, str]]:
         yield from ((call.lineno, template) for template in templates)
 
 
+def _is_scope(node: ast.AST) -> bool:
+    return isinstance(node, (ast.Module, ast.FunctionDef, ast.AsyncFunctionDef))
+
+
+def _inside(scope: ast.AST) -> Iterator[ast.AST]:
+    """What is in a module or function, without what is in the functions in it."""
+    for node in ast.iter_child_nodes(scope):
+        yield node
+        if not _is_scope(node):
+            yield from _inside(node)
+
+
+def _variables(scope: ast.AST) -> dict[str, list[str]]:
+    """The texts that variables of a module or function are given."""
+    variables: dict[str, list[str]] = {}
+    for node in _inside(scope):
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            variables.setdefault(node.targets[0].id, []).extend(_texts(node.value, {}))
+    return variables
+
+
 def _texts(node: ast.expr, variables: Mapping[str, Sequence[str]]) -> Sequence[str]:
-    """The texts that an expression may be: a literal, one of two, or a variable of the file that is given some."""
+    """The texts that an expression may be: a literal, one of two, or a variable that is given some."""
     match node:
         case ast.Constant(str(text)):
             return [text]
@@ -78,7 +101,10 @@ def _named() -> Iterator[str]:
     """Words of tables that the report translates by name."""
     yield from (*TERMS, *UNITS, *(f"{{number:,}} {unit}" for unit in UNITS))
     yield from (check.rule for check in CHECKS)
-    yield from (*text.COLUMNS, *text.OUTCOME_COLUMNS, *text.QUESTIONS.values())
+    for columns in (text.COLUMNS, text.TESTED_COLUMNS, text.OUTCOME_COLUMNS, comparison.COLUMNS):
+        yield from columns
+    yield from text.QUESTIONS.values()
+    yield scope.REFERENCE_TRAINER
     for row in document.ROW_RULES:
         yield row.name
         yield from (check.replace("_", " ") for check in row.checks)

@@ -66,7 +66,8 @@ def test_each_template_has_the_same_places_for_values_in_chinese():
     for entry in entries("zh"):
         if entry.id and entry.string:
             assert places(entry.string) == places(entry.id), entry.id
-            assert CHINESE.search(entry.string) or entry.id in SAME, entry.id
+            words = re.search("[a-z]", re.sub(r"\{.*?\}", "", entry.id))
+            assert CHINESE.search(entry.string) or entry.id in SAME or not words, entry.id
 
 
 def test_a_template_that_is_no_literal_is_refused(tmp_path: Path):
