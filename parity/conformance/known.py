@@ -1,26 +1,27 @@
-"""What the real SGLang and its router are known to do otherwise: found by running the suite against both on the CPU."""
+"""Known deviations of the real SGLang and its router, found by running the suite against both on the CPU."""
 
 from __future__ import annotations
 
 from parity.conformance.probe import About
+from parity.findings import Message
 
 SGLANG = "SGLang 0.5.23"
 ROUTER = "sglang-router 0.3.2"
 
 _SGLANG = {
-    "n_null": "n as null ends in an internal error, status 500",
-    "params_too_few": "fewer sampling parameters than prompts end in an internal error, status 500",
-    "prompt_twice": "of text and input_ids in one request it takes the ids, without a word",
-    "prompt_empty_in_list": "an empty prompt inside a list is answered, as one without prompt tokens",
+    "n_null": "n as null causes an internal error, status 500",
+    "params_too_few": "fewer sampling parameters than prompts cause an internal error, status 500",
+    "prompt_twice": "of text and input_ids in one request it silently takes the ids",
+    "prompt_empty_in_list": "an empty prompt in a list is answered as one without prompt tokens",
     "id_negative": "a negative token id ends the server",
     "id_outside_vocabulary": "a token id outside the vocabulary ends the server",
     "weights_of_other_shape": "a checkpoint of another shape ends the server",
 }
 _IGNORED = "sampling_seed is ignored without --enable-deterministic-inference"
 _SGLANG_SEEING = {
-    "image_too_large": "an image beyond its decoder's limit ends in an internal error, status 500",
-    "weights_drop_features": "what the encoder made of an image is kept by the image alone, through updates and "
-    "flushes, unless it is started with SGLANG_VLM_CACHE_SIZE_MB=0",
+    "image_too_large": "an image beyond its decoder's limit causes an internal error, status 500",
+    "weights_drop_features": "the encoder's output is cached by image only and survives updates and flushes, "
+    "unless it is started with SGLANG_VLM_CACHE_SIZE_MB=0",
 }
 _SGLANG_UNSEEDED = dict.fromkeys(("seed_repeats", "seed_list", "seed_in_traffic"), _IGNORED)
 
@@ -28,7 +29,7 @@ _SGLANG_UNSEEDED = dict.fromkeys(("seed_repeats", "seed_list", "seed_in_traffic"
 _TYPED = "a value of another type than a field's is refused by the router, status 422, as text"
 _LISTS = "lists other than of token ids are refused by the router, status 422, as text"
 _ROUTER = {
-    "sampling_key_unknown": "fields that the router does not know are dropped without a word; of sampling parameters "
+    "sampling_key_unknown": "unknown fields are silently dropped by the router; of sampling parameters "
     "also beam_width, custom_params, logit_bias, spaces_between_special_tokens, stop_regex, stream_interval and "
     "structural_tag",
     "n_null": "null counts as not given",
@@ -44,9 +45,13 @@ _ROUTER = {
 }
 
 
-def known_deviations(about: About) -> dict[str, str]:
-    """Case to what is known of what, for this engine and its router; a deviation named here is a warning."""
+def known_deviations(about: About) -> dict[str, Message]:
+    """By case, what this engine or its router is known for; a deviation named here is a warning."""
     unseeded = {} if about.deterministic else _SGLANG_UNSEEDED
     of_engine = {} if about.sglang is None else _SGLANG | unseeded | (_SGLANG_SEEING if about.image_text else {})
-    known = {case: f"{SGLANG}: {reason}" for case, reason in of_engine.items()}
-    return known | ({case: f"{ROUTER}: {reason}" for case, reason in _ROUTER.items()} if about.router else {})
+    of_router = _ROUTER if about.router else {}
+    return {
+        case: Message("{software}: {reason}", software=software, reason=Message(reason))
+        for software, reasons in ((SGLANG, of_engine), (ROUTER, of_router))
+        for case, reason in reasons.items()
+    }

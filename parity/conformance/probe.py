@@ -1,10 +1,12 @@
-"""What a case works with: an engine under test that is asked, and expectations that hold or not."""
+"""What a case works with: an engine under test that it sends requests to, and expectations of the responses."""
 
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 import aiohttp
@@ -12,14 +14,17 @@ import orjson
 
 from parity.engines.client import IS_ROUTER, EngineClient
 from parity.errors import EngineError
+from parity.findings import Message
 from parity.records.exchanges import Exchange
 from rollout_patch import RequestFailed
 
-PROMPT: Sequence[int] = range(5, 16)
+PROMPT = list(range(5, 16))
 """11 token ids that every vocabulary has."""
-SHORT, MIDDLE = range(5, 10), range(7, 15)
+SHORT, MIDDLE = list(range(5, 10)), list(range(7, 15))
 TEXT = "Hello world"
 TOKENS = 12
+"""Tokens that a request asks for unless it says otherwise."""
+GREEDY = {"temperature": 0.0}
 
 IMAGE_TEXTS = {"qwen2_5_vl": ("<|vision_start|><|image_pad|><|vision_end|>", "<|image_pad|>")}
 """What stands for an image in a prompt of text, and the token in it that is the image's, by the type of the model."""
@@ -29,18 +34,19 @@ Output = dict[str, Any]
 
 
 class Broken(Exception):
-    """An expectation of a case does not hold."""
+    """An expectation of a case does not hold: the field, both values, and a message."""
 
-    def __init__(self, field: str, expected: Any, observed: Any, message: str) -> None:
+    def __init__(self, field: str, expected: Any, observed: Any, message: Message) -> None:
         super().__init__(message)
-        self.field = field
-        self.expected = expected
-        self.observed = observed
-        self.message = message
+        self.field, self.expected, self.observed, self.message = field, expected, observed, message
 
 
 class NotCompared(Exception):
     """The engine lacks what a case needs; the message says what."""
+
+    def __init__(self, template: str, **values: object) -> None:
+        self.message = Message(template, **values)
+        super().__init__(self.message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +55,12 @@ class ConformanceCase:
 
     Attributes:
         name: Its stable name.
-        rule: What it holds the engine to, in one sentence.
-        run: Asks the engine; raises `Broken` or `NotCompared`.
+        rule: The rule that it holds the engine to, in one sentence.
+        run: Sends requests; raises `Broken` or `NotCompared`.
         control: Whether it needs endpoints that change the engine: weights, cache, aborts, pauses.
         destructive: Whether it sends what is known to end some servers.
         exempt: Checks of `parity.contract_checks` that its requests break on purpose.
-        partial_versions: Whether one answer may span a weight update.
+        partial_versions: Whether one response may span a weight update.
     """
 
     name: str
@@ -66,18 +72,34 @@ class ConformanceCase:
     partial_versions: bool = False
 
 
-def case_of(run: Callable[[Probe], Awaitable[None]], **flags: Any) -> ConformanceCase:
-    """The case that a function is: its name, and its docstring as the rule."""
-    return ConformanceCase(run.__name__, (run.__doc__ or "").rstrip("."), run, **flags)
+Run = Callable[["Probe"], Awaitable[None]]
+
+
+class Cases(list[ConformanceCase]):
+    """The cases of one module, in order."""
+
+    def case(self, **flags: Any) -> Callable[[Run], Run]:
+        """Adds the case that a function is: its name, and its docstring as the rule."""
+
+        def add(run: Run) -> Run:
+            self.append(ConformanceCase(run.__name__, (run.__doc__ or "").rstrip("."), run, **flags))
+            return run
+
+        return add
+
+    def table(self, run: Callable[..., Awaitable[None]], rows: Sequence[Sequence[Any]], **flags: Any) -> None:
+        """Adds a case for each row: its name, its rule, and the arguments of the function that runs it."""
+        for name, rule, *arguments in rows:
+            self.append(ConformanceCase(name, rule, partial(run, *arguments), **flags))
 
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What the engine says of itself; `None` for what it does not say.
+    """What the engine reports of itself; `None` for what it does not report.
 
-    `context_length` and `vocab_size` are in tokens, `max_running` in sequences. `sglang` is the version, where the
-    engine is the real SGLang. `image_text` stands for an image in a text, where the engine takes images and its model
-    is known, and `image_pad` is the token in it that becomes the image's.
+    `context_length` and `vocab_size` are in tokens, `max_running` in sequences. `sglang` is the version of a real
+    SGLang. `image_text` stands for an image in a prompt of text, if the engine takes images and its model is known;
+    `image_pad` is the token in it that becomes the image's.
     """
 
     context_length: int | None = None
@@ -96,10 +118,10 @@ class About:
 async def call(
     session: aiohttp.ClientSession, method: str, url: str, body: Mapping[str, Any] | None = None
 ) -> tuple[int, Any]:
-    """Calls an endpoint: status, and the answer, decoded where it is JSON.
+    """Calls an endpoint: its status and its response, decoded if it is JSON.
 
     Raises:
-        EngineError: There is no answer.
+        EngineError: There is no response.
     """
     try:
         async with session.request(method, url, json=body) as response:
@@ -113,10 +135,10 @@ async def call(
 
 
 async def about(client: EngineClient, session: aiohttp.ClientSession) -> About:
-    """Reads what the engine says of itself.
+    """Reads what the engine reports of itself.
 
     Raises:
-        EngineError: It says nothing that could be read.
+        EngineError: None of it can be read.
     """
     info, can = await client.server_info(), await client.capabilities()
     _, models = await call(session, "GET", f"{client.url}/v1/models")
@@ -163,19 +185,14 @@ def request(prompt: object, params: Mapping[str, Any] | None = None, **fields: A
     """
     sampling = {"max_new_tokens": TOKENS, "temperature": 1.0, "ignore_eos": True, **(params or {})}
     texts = isinstance(prompt, str) or (isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], str))
-    prompt = prompt if texts else _lists(prompt)
     body = {"text" if texts else "input_ids": prompt, "sampling_params": sampling, "return_logprob": True, **fields}
     body["sampling_params"] = {name: value for name, value in sampling.items() if value is not None}
     return {name: value for name, value in body.items() if value is not None}
 
 
-def _lists(prompt: Any) -> Any:
-    return [_lists(item) for item in prompt] if isinstance(prompt, (range, list, tuple)) else prompt
-
-
 @dataclass
 class Probe:
-    """The engine as one case sees it; keeps every exchange of the case."""
+    """The engine as one case sees it; it keeps every exchange of the case."""
 
     client: EngineClient
     session: aiohttp.ClientSession
@@ -183,9 +200,9 @@ class Probe:
     exchanges: list[Exchange] = field(default_factory=list)
 
     async def send(self, body: Mapping[str, Any]) -> Exchange:
-        """Sends one `/generate` request; status 0 stands for no answer."""
+        """Sends one `/generate` request; status 0 stands for no response."""
         if "text" in body and not self.about.takes_text:
-            raise NotCompared("the engine runs without a tokenizer and takes no text")
+            raise NotCompared("the engine has no tokenizer and takes no text")
         try:
             status, response = 200, await self.client.generate(body)
         except RequestFailed as error:
@@ -197,31 +214,33 @@ class Probe:
     async def outputs(self, body: Mapping[str, Any]) -> list[Output]:
         """Sends a request that must be answered with 200; its outputs in the order received."""
         exchange = await self.send(body)
-        if exchange.status != 200:
-            said = str(exchange.response)[:300]
-            raise Broken("status", 200, exchange.status, f"answered with status {exchange.status}: {said}")
+        expect("status", exchange.status, 200, "status of the response {response}", response=short(exchange.response))
         for place, item in enumerate(exchange.outputs):
-            if not isinstance(item, dict) or not isinstance(item.get("meta_info"), dict):
-                what = sorted(item) if isinstance(item, dict) else type(item).__name__
-                raise Broken("response", "objects with meta_info", what, f"output {place} holds {what}")
+            sound = isinstance(item, dict) and isinstance(item.get("meta_info"), dict)
+            require("response", sound, "objects with meta_info", item, "output {place} without meta_info", place=place)
         return exchange.outputs
 
     async def ask(self, prompt: object, params: Mapping[str, Any] | None = None, **fields: Any) -> list[Output]:
-        """As `outputs`, of `request`."""
+        """The outputs of `request`."""
         return await self.outputs(request(prompt, params, **fields))
 
-    async def control(self, path: str, body: Mapping[str, Any] | None = None) -> tuple[int, Any]:
-        """Posts to an endpoint: status, and the answer, decoded where it is JSON."""
+    async def post(self, path: str, body: Mapping[str, Any] | None = None) -> tuple[int, Any]:
+        """Posts to an endpoint: its status and its response, decoded if it is JSON."""
         return await call(self.session, "POST", self.client.url + path, body or {})
 
-    async def look(self, path: str) -> tuple[int, Any]:
-        """Gets an endpoint: status, and the answer, decoded where it is JSON."""
+    async def get(self, path: str) -> tuple[int, Any]:
+        """Gets an endpoint: its status and its response, decoded if it is JSON."""
         return await call(self.session, "GET", self.client.url + path)
+
+    async def control(self, path: str, body: Mapping[str, Any] | None = None) -> None:
+        """Posts to an endpoint, which must answer with 200."""
+        status, response = await self.post(path, body)
+        expect("status", status, 200, "status of {path}, with response {response}", path=path, response=short(response))
 
     async def alive(self) -> None:
         """Expects that the engine still answers."""
         outputs = await self.ask(SHORT, {"max_new_tokens": 1})
-        expect("output_ids", lengths(outputs), [1], "a request sent afterwards")
+        expect("output_ids", lengths(outputs), [1], "tokens of a request sent afterwards")
 
     def room(self, prompt_tokens: int, at_most: int) -> int:
         """Tokens that may follow a prompt, `at_most` where the context is not known to be smaller."""
@@ -229,19 +248,23 @@ class Probe:
         return at_most if context is None else min(at_most, context - prompt_tokens - 1)
 
 
-def expect(field: str, observed: Any, expected: Any, what: str) -> None:
-    """Raises `Broken` unless both are equal."""
+def expect(field: str, observed: Any, expected: Any, what: str, /, **values: object) -> None:
+    """Raises `Broken` unless both are equal; `what` is the template that names them, `values` those of its places."""
     if observed != expected:
-        raise Broken(field, expected, observed, f"{what}: {_short(observed)} instead of {_short(expected)}")
+        named = Message(what, **values)
+        shown = {"what": named, "observed": short(observed), "expected": short(expected)}
+        raise Broken(field, expected, observed, Message("{what}: {observed} instead of {expected}", **shown))
 
 
-def require(field: str, holds: bool, expected: Any, observed: Any, what: str) -> None:
-    """Raises `Broken` unless `holds`."""
+def require(field: str, holds: bool, expected: Any, observed: Any, what: str, **values: object) -> None:
+    """Raises `Broken` unless `holds`; `what` and `values` as in `expect`."""
     if not holds:
-        raise Broken(field, expected, observed, f"{what}: {_short(observed)}")
+        named = Message(what, **values)
+        raise Broken(field, expected, observed, Message("{what}: {observed}", what=named, observed=short(observed)))
 
 
-def _short(value: Any) -> str:
+def short(value: Any) -> str:
+    """A value as text of at most 160 characters."""
     text = str(value)
     return text if len(text) <= 160 else text[:157] + "..."
 
@@ -252,29 +275,48 @@ def lengths(outputs: Sequence[Output]) -> list[int]:
 
 
 def ids_of(output: Output) -> list[int]:
-    """The output ids; raises `Broken` where they are no list."""
+    """The output ids; raises `Broken` unless they are a list."""
     ids = output.get("output_ids")
-    if not isinstance(ids, list):
-        raise Broken("output_ids", "a list of ids", type(ids).__name__, f"output_ids came as {_short(ids)}")
-    return ids
+    require("output_ids", isinstance(ids, list), "a list of ids", ids, "output_ids")
+    return list(ids or ())
 
 
 def triples_of(output: Output, name: str = "output_token_logprobs") -> list[list[Any]]:
-    """Log-prob, id and text of each token; raises `Broken` where they are none."""
+    """Log-prob, id and text of each token; raises `Broken` unless they are a list of such."""
     rows = output["meta_info"].get(name)
-    if not isinstance(rows, list) or not all(isinstance(row, list) and len(row) >= 2 for row in rows):
-        raise Broken(name, "[log-prob, id, text] a token", _short(rows), f"{name} came as {_short(rows)}")
-    return rows
+    sound = isinstance(rows, list) and all(isinstance(row, list) and len(row) >= 2 for row in rows)
+    require(name, sound, "[log-prob, id, text] for each token", rows, "entries of {name}", name=name)
+    return list(rows or ())
+
+
+def log_probs_of(output: Output, name: str = "output_token_logprobs") -> list[Any]:
+    """The log-prob of each token."""
+    return [row[0] for row in triples_of(output, name)]
+
+
+def tokens_of(outputs: Sequence[Output]) -> list[Any]:
+    """Ids and log-probs of each output."""
+    return [(ids_of(output), log_probs_of(output)) for output in outputs]
+
+
+def meta_of(outputs: Sequence[Output], name: str) -> list[Any]:
+    """One field of each output's meta_info."""
+    return [output["meta_info"].get(name) for output in outputs]
 
 
 def finishes(outputs: Sequence[Output]) -> list[Any]:
     """The type of each output's finish reason."""
-    reasons = [output["meta_info"].get("finish_reason") for output in outputs]
+    reasons = meta_of(outputs, "finish_reason")
     return [reason.get("type") if isinstance(reason, dict) else reason for reason in reasons]
 
 
+def new_id() -> str:
+    """A request id that was never used."""
+    return uuid.uuid4().hex
+
+
 async def together(*coroutines: Coroutine[Any, Any, T]) -> list[T]:
-    """All results in order; when one fails, the others are ended before its error is raised."""
+    """All results in order; if one fails, the others are cancelled before its error is raised."""
     tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
     try:
         return await asyncio.gather(*tasks)

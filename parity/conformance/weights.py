@@ -1,29 +1,34 @@
-"""Cases of weights and cache: updates from disk, versions, what is dropped and what is kept."""
+"""Cases of weights and cache: updates from disk, their effect, versions and digests, and what is dropped."""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import re
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
-from parity.conformance.checkpoints import served_checkpoint, with_turned_matrix
+from parity.conformance.checkpoints import LAYERS, served_checkpoint, with_reversed_rows, with_turned_matrix
 from parity.conformance.phases import end_pause, long_request, pause
 from parity.conformance.probe import (
+    GREEDY,
     MIDDLE,
     PROMPT,
-    ConformanceCase,
+    Cases,
     NotCompared,
     Output,
     Probe,
-    case_of,
     expect,
     ids_of,
     lengths,
+    log_probs_of,
+    meta_of,
     require,
-    triples_of,
+    short,
 )
 
 DRAIN_SECONDS = 10
@@ -31,98 +36,194 @@ REFUSED = 400
 LABEL = "parity-conformance"
 DELAYS = (0.05, 0.02, 0.2, 0.5, 1.0)
 """Seconds after which a request is expected to run, tried one after the other: engines differ in speed."""
+MOVED = 0.05
+"""Nats by which log-probs of a prompt must move at least where every layer of one file of weights is another."""
+CLOSE = 0.1
+"""The gap of the old weights' log-probs, before and after, as the largest share of their gap from the new ones'."""
+NOTHING = hashlib.sha256().hexdigest()
+"""The digest of no bytes at all, which engines report of tensors that they have packed away."""
+
+CASES = Cases()
 
 
 async def update(probe: Probe, path: Path, **fields: Any) -> tuple[int, Any]:
-    """Flushes, which waits for what runs, and updates from a checkpoint: status and answer."""
+    """Flushes, which waits for what runs, and updates from a checkpoint: status and response."""
     await _flush(probe)
-    return await probe.control("/update_weights_from_disk", {"model_path": str(path), **fields})
+    return await probe.post("/update_weights_from_disk", {"model_path": str(path), **fields})
+
+
+async def push(probe: Probe, path: Path, **fields: Any) -> None:
+    """An update that must be done."""
+    _expect_updated(*await update(probe, path, **fields))
 
 
 async def _flush(probe: Probe) -> None:
-    status, answer = await probe.control(f"/flush_cache?timeout={DRAIN_SECONDS}")
-    expect("status", status, 200, f"status of /flush_cache, which said {str(answer)[:100]!r}")
+    await probe.control(f"/flush_cache?timeout={DRAIN_SECONDS}")
 
 
 @asynccontextmanager
 async def weights_kept(probe: Probe) -> AsyncIterator[Path]:
-    """The checkpoint served; it and its weight version are put back at the end."""
+    """The checkpoint that is served; it and its weight version are put back at the end."""
     path, version = await served_checkpoint(probe)
     try:
         yield path
     finally:
-        expect_updated(*await update(probe, path, **({} if version is None else {"weight_version": version})))
+        await push(probe, path, **({} if version is None else {"weight_version": version}))
 
 
-def expect_updated(status: int, answer: Any) -> None:
-    """Expects what an update was answered with to say that it was done."""
-    success = answer.get("success") if isinstance(answer, dict) else None
-    expect("status", (status, success), (200, True), f"status and success of {str(answer)[:200]!r}")
+@asynccontextmanager
+async def other_weights(probe: Probe, names: re.Pattern[str], most_files: int | None = None) -> AsyncIterator[Path]:
+    """A checkpoint like the one that is served, with some matrices changed; what is served is put back at the end."""
+    with tempfile.TemporaryDirectory() as scratch:
+        async with weights_kept(probe) as path:
+            with_reversed_rows(path, other := Path(scratch) / "other", names, most_files)
+            yield other
+
+
+def _expect_updated(status: int, response: Any, right: tuple[int, bool] = (200, True)) -> None:
+    """Expects the response of an update to report this status and success."""
+    success = response.get("success") if isinstance(response, dict) else None
+    expect("status", (status, success), right, "status and success of {response}", response=short(response))
 
 
 def _versions(outputs: list[Output]) -> list[Any]:
-    return [output["meta_info"].get("weight_version") for output in outputs]
+    return meta_of(outputs, "weight_version")
 
 
-async def _greedy(probe: Probe) -> tuple[list[int], list[float]]:
-    (output,) = await probe.ask(PROMPT, {"temperature": 0.0})
-    return ids_of(output), [row[0] for row in triples_of(output)]
+async def _version(probe: Probe) -> Any:
+    return (await probe.client.model_info()).get("weight_version")
 
 
+async def _greedy_ids(probe: Probe) -> list[int]:
+    (output,) = await probe.ask(PROMPT, GREEDY)
+    return ids_of(output)
+
+
+async def _prompt_scores(probe: Probe) -> list[float]:
+    """Log-probs of the prompt's tokens but the first."""
+    (output,) = await probe.ask(PROMPT, {"max_new_tokens": 1}, logprob_start_len=0)
+    return log_probs_of(output, "input_token_logprobs")[1:]
+
+
+def gap(some: Sequence[float], others: Sequence[float]) -> float:
+    """The mean absolute difference of log-probs."""
+    return fmean(abs(a - b) for a, b in zip(some, others, strict=True))
+
+
+@CASES.case(control=True)
+async def weights_take_effect(probe: Probe) -> None:
+    """Changed weights change the log-probs of a prompt, and the old weights bring the old log-probs back."""
+    path, version = await served_checkpoint(probe)
+    async with other_weights(probe, LAYERS, most_files=1) as other:
+        before = await _prompt_scores(probe)
+        await push(probe, other, weight_version=LABEL)
+        moved = gap(before, await _prompt_scores(probe))
+        require("input_token_logprobs", moved >= MOVED, f">= {MOVED} nats", moved, "effect of changed weights")
+        await push(probe, path, **({} if version is None else {"weight_version": version}))
+        left = gap(before, await _prompt_scores(probe))
+        what = "gap to the first log-probs, with the old weights again"
+        require("input_token_logprobs", left <= CLOSE * moved, f"<= {CLOSE * moved:.3g} nats", left, what)
+
+
+# --- digests
+
+
+async def _digests(probe: Probe) -> dict[str, str]:
+    """The digest of each tensor by rank and name, from SGLang's endpoint or from vLLM's."""
+    for path in ("/weights_checker", "/weight_checker"):
+        status, response = await probe.post(path, {"action": "checksum"})
+        if status == 200 and isinstance(response, dict):
+            if isinstance(ranks := response.get("ranks"), list):
+                return {f"{k}:{name}": str(v) for k, rank in enumerate(ranks) for name, v in rank["checksums"].items()}
+            if isinstance(response.get("checksums"), dict):
+                return {name: str(value) for name, value in response["checksums"].items()}
+    raise NotCompared("neither /weights_checker nor /weight_checker reports digests")
+
+
+@CASES.case(control=True)
+async def digests_of_something(probe: Probe) -> None:
+    """No digest of a weight is that of zero bytes."""
+    digests = await _digests(probe)
+    empty = [name for name, digest in digests.items() if digest == NOTHING]
+    what = "{count} of {total} tensors whose digest is the SHA-256 of zero bytes"
+    require("checksums", bool(digests) and not empty, [], empty, what, count=len(empty), total=len(digests))
+
+
+@CASES.case(control=True)
+async def digests_follow_weights(probe: Probe) -> None:
+    """Digests change with the weights, and return with the old weights."""
+    path, version = await served_checkpoint(probe)
+    before = await _digests(probe)
+    async with other_weights(probe, LAYERS, most_files=1) as other:
+        await push(probe, other, weight_version=LABEL)
+        changed = await _digests(probe)
+        require("checksums", changed != before, "other digests", "the same", "digests of changed weights")
+        expect("checksums", sorted(changed), sorted(before), "tensors with a digest")
+        await push(probe, path, **({} if version is None else {"weight_version": version}))
+        after = await _digests(probe)
+        left = [name for name, digest in before.items() if after.get(name) != digest]
+        expect("checksums", left, [], "tensors whose digest differs with the old weights again")
+
+
+# --- versions
+
+
+@CASES.case(control=True)
 async def weights_version(probe: Probe) -> None:
     """After an update, outputs and model_info carry its version."""
     async with weights_kept(probe) as path:
-        expect_updated(*await update(probe, path, weight_version=LABEL))
-        expect("weight_version", (await probe.client.model_info()).get("weight_version"), LABEL, "at /model_info")
+        await push(probe, path, weight_version=LABEL)
+        expect("weight_version", await _version(probe), LABEL, "weight version at /model_info")
         outputs = [*await probe.ask(PROMPT, {"n": 2}), *await probe.ask([PROMPT, MIDDLE])]
-        expect("weight_version", _versions(outputs), [LABEL] * 4, "of outputs")
+        expect("weight_version", _versions(outputs), [LABEL] * 4, "weight versions of outputs")
 
 
+@CASES.case(control=True)
 async def weights_without_version(probe: Probe) -> None:
     """An update without a version keeps the label."""
     async with weights_kept(probe) as path:
-        expect_updated(*await update(probe, path, weight_version=LABEL))
-        expect_updated(*await update(probe, path))
-        expect("weight_version", _versions(await probe.ask(PROMPT)), [LABEL], "of outputs")
+        await push(probe, path, weight_version=LABEL)
+        await push(probe, path)
+        expect("weight_version", _versions(await probe.ask(PROMPT)), [LABEL], "weight versions of outputs")
 
 
+@CASES.case(control=True)
 async def weights_missing(probe: Probe) -> None:
-    """An update from a directory that is not there is refused, and the old weights serve on."""
+    """An update from a directory that does not exist is refused, and the old weights serve on."""
     path, version = await served_checkpoint(probe)
-    before = await _greedy(probe)
-    status, answer = await update(probe, path / "not-there", weight_version=LABEL)
-    success = answer.get("success") if isinstance(answer, dict) else None
-    expect("status", (status, success), (400, False), f"status and success of {str(answer)[:200]!r}")
-    expect("output_ids", (await _greedy(probe))[0], before[0], "greedy ids afterwards")
-    expect("weight_version", (await probe.client.model_info()).get("weight_version"), version, "afterwards")
+    before = await _greedy_ids(probe)
+    _expect_updated(*await update(probe, path / "not-there", weight_version=LABEL), (REFUSED, False))
+    expect("output_ids", await _greedy_ids(probe), before, "greedy ids afterwards")
+    expect("weight_version", await _version(probe), version, "weight version afterwards")
 
 
+@CASES.case(control=True)
 async def weights_wait(probe: Probe) -> None:
-    """An update waits for what runs, which keeps the old version whole."""
+    """An update waits for running requests, which keep the old version whole."""
     async with weights_kept(probe) as path:
         (version,) = _versions(await probe.ask(PROMPT))
         for delay in DELAYS:
             running = asyncio.create_task(probe.outputs(long_request(probe, PROMPT, {"n": 4})))
             await asyncio.sleep(delay)
-            body = {"model_path": str(path), "weight_version": LABEL}
-            updated = await probe.control("/update_weights_from_disk", body)
+            updated = await probe.post("/update_weights_from_disk", {"model_path": str(path), "weight_version": LABEL})
             ran = _versions(await running)
             if updated[0] == REFUSED and delay != DELAYS[-1]:
-                # it found the request still queued and says so, and the next try is later
-                expect_updated(*await update(probe, path, weight_version=version))
+                # the request was still queued, and the next try is later
+                await push(probe, path, weight_version=version)
                 continue
-            expect_updated(*updated)
-            expect("weight_version", _versions(await probe.ask(PROMPT)), [LABEL], "of what came later")
+            _expect_updated(*updated)
+            expect("weight_version", _versions(await probe.ask(PROMPT)), [LABEL], "weight version after the update")
             if ran == [version] * 4:
                 return
             # the update came before the request, and the next try is later
-            expect("weight_version", ran, [LABEL] * 4, "of what came with the update")
-            expect_updated(*await update(probe, path, weight_version=version))
-        expect("weight_version", ran, [version] * 4, "of what ran")
+            expect("weight_version", ran, [LABEL] * 4, "weight versions of a request sent with the update")
+            await push(probe, path, weight_version=version)
+        expect("weight_version", ran, [version] * 4, "weight versions of the running request")
 
 
+@CASES.case(control=True, partial_versions=True)
 async def weights_in_pause(probe: Probe) -> None:
-    """A sequence paused over an update says which tokens each version made."""
+    """A sequence paused during an update reports which tokens each version made."""
     async with weights_kept(probe) as path:
         (version,) = _versions(await probe.ask(PROMPT))
         for delay in DELAYS:
@@ -131,47 +232,54 @@ async def weights_in_pause(probe: Probe) -> None:
             await pause(probe, "retract")
             try:
                 body = {"model_path": str(path), "weight_version": LABEL}
-                updated = await probe.control("/update_weights_from_disk", body)
+                updated = await probe.post("/update_weights_from_disk", body)
             finally:
                 await end_pause(probe)
-            expect_updated(*updated)
-            (output,) = await running
-            spans = output["meta_info"].get("weight_versions")
+            _expect_updated(*updated)
+            (spans,) = meta_of(await running, "weight_versions")
             seen = [span.get("version") for span in spans or []]
             if seen == [version, LABEL]:
                 return
-            expect_updated(*await update(probe, path, weight_version=version))
+            await push(probe, path, weight_version=version)
         expect("weight_versions", seen, [version, LABEL], "versions of its tokens")
 
 
-async def weights_drop_cache(probe: Probe) -> None:
-    """An update drops the prefix cache, which holds keys and values of the old weights."""
-    async with weights_kept(probe) as path:
-        await _cached(probe)
-        expect_updated(*await update(probe, path, weight_version=LABEL))
-        expect("cached_tokens", await _cached(probe, once=True), 0, "cached tokens after the update")
+# --- the prefix cache
 
 
-async def _cached(probe: Probe, once: bool = False) -> Any:
-    """Cached tokens of a prompt that, unless `once`, was asked before."""
-    if not once:
-        if not probe.about.prefix_cache:
-            raise NotCompared("the engine runs without a prefix cache")
-        await probe.ask(PROMPT)
-    (output,) = await probe.ask(PROMPT)
-    cached = output["meta_info"].get("cached_tokens")
-    if not once:
-        require("cached_tokens", bool(cached), "more than 0", cached, "cached tokens of a prompt asked twice")
+async def _cached(probe: Probe) -> Any:
+    """Cached tokens of a prompt."""
+    (cached,) = meta_of(await probe.ask(PROMPT), "cached_tokens")
     return cached
 
 
+async def _warm_up(probe: Probe) -> None:
+    """Fills the prefix cache."""
+    if not probe.about.prefix_cache:
+        raise NotCompared("the engine has no prefix cache")
+    await probe.ask(PROMPT)
+    cached = await _cached(probe)
+    require("cached_tokens", bool(cached), "more than 0", cached, "cached tokens of a prompt sent twice")
+
+
+@CASES.case(control=True)
+async def weights_drop_cache(probe: Probe) -> None:
+    """An update drops the prefix cache, which holds keys and values of the old weights."""
+    async with weights_kept(probe) as path:
+        await _warm_up(probe)
+        await push(probe, path, weight_version=LABEL)
+        expect("cached_tokens", await _cached(probe), 0, "cached tokens after the update")
+
+
+@CASES.case(control=True)
 async def flush(probe: Probe) -> None:
     """Flushing drops the prefix cache."""
-    await _cached(probe)
+    await _warm_up(probe)
     await _flush(probe)
-    expect("cached_tokens", await _cached(probe, once=True), 0, "cached tokens after the flush")
+    expect("cached_tokens", await _cached(probe), 0, "cached tokens after the flush")
 
 
+@CASES.case(control=True)
 async def flush_busy(probe: Probe) -> None:
     """A flush while something runs is refused, and what runs is not disturbed."""
     body = long_request(probe, PROMPT, {"n": 2})
@@ -179,38 +287,20 @@ async def flush_busy(probe: Probe) -> None:
     for delay in DELAYS:
         running = asyncio.create_task(probe.outputs(body))
         await asyncio.sleep(delay)
-        status, _ = await probe.control("/flush_cache")
+        status, _ = await probe.post("/flush_cache")
         expect("output_ids", lengths(await running), [cap] * 2, "tokens")
-        if status == 400:
+        if status == REFUSED:
             return
-    expect("status", status, 400, "status of the flush")
+    expect("status", status, REFUSED, "status of the flush")
 
 
+@CASES.case(control=True, destructive=True)
 async def weights_of_other_shape(probe: Probe) -> None:
     """An update from a checkpoint of another shape is refused, and the old weights serve on."""
     path, _ = await served_checkpoint(probe)
-    before = await _greedy(probe)
+    before = await _greedy_ids(probe)
     with tempfile.TemporaryDirectory() as scratch:
-        other = Path(scratch) / "other-shape"
-        with_turned_matrix(path, other)
-        status, answer = await update(probe, other, weight_version=LABEL)
-    expect("status", status, 400, f"status of {str(answer)[:200]!r}")
-    expect("output_ids", (await _greedy(probe))[0], before[0], "greedy ids afterwards")
-
-
-CASES: tuple[ConformanceCase, ...] = (
-    *(
-        case_of(run, control=True)
-        for run in (
-            weights_version,
-            weights_without_version,
-            weights_missing,
-            weights_wait,
-            weights_drop_cache,
-            flush,
-            flush_busy,
-        )
-    ),
-    case_of(weights_in_pause, control=True, partial_versions=True),
-    case_of(weights_of_other_shape, control=True, destructive=True),
-)
+        with_turned_matrix(path, other := Path(scratch) / "other-shape")
+        status, response = await update(probe, other, weight_version=LABEL)
+    expect("status", status, REFUSED, "status of {response}", response=short(response))
+    expect("output_ids", await _greedy_ids(probe), before, "greedy ids afterwards")

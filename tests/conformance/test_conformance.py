@@ -11,7 +11,8 @@ import pytest
 
 from parity.conformance import CASES, check_engine, features, images
 from parity.conformance.known import known_deviations
-from parity.conformance.probe import About
+from parity.conformance.probe import About, new_id
+from parity.conformance.weights import NOTHING
 from parity.engines import EngineProcess, router
 from parity.engines.process import reserve_port
 from parity.errors import EngineError, EngineUnavailable, UsageError
@@ -29,7 +30,7 @@ def items_of(answer):
 
 
 def test_every_case_has_a_name_of_its_own_and_a_rule():
-    assert len(BY_NAME) == len(CASES) >= 60
+    assert len(BY_NAME) == len(CASES) >= 147
     assert all(case.rule and "\n" not in case.rule and not case.rule.endswith(".") for case in CASES)
 
 
@@ -111,6 +112,20 @@ def meta(**fields):
 def swallow(path, answer):
     """An endpoint that says it did, and did not."""
     return Wire(request=lambda asked, body: (200, answer) if asked == path else body)
+
+
+def checker(change):
+    """A fault in the digests of weights."""
+    wire = Wire()
+
+    def response(path, body, status, answer):
+        if path == "/weights_checker":
+            for rank in answer["ranks"]:
+                rank["checksums"] = {name: change(name, digest) for name, digest in rank["checksums"].items()}
+        return status, answer
+
+    wire.response = response
+    return wire
 
 
 def cut_matched_token(body, slot, item):
@@ -218,8 +233,14 @@ FAULTS = {
     "abort of one hits all": (Wire(request=rid_means_all), ["abort_rid", "abort_rid_in_list"]),
     "update lost": (
         swallow("/update_weights_from_disk", {"success": True, "message": "done"}),
-        ["weights_version", "weights_missing"],
+        ["weights_version", "weights_missing", "weights_take_effect", "digests_follow_weights"],
     ),
+    "layers hashed as nothing": (
+        checker(lambda name, digest: NOTHING if ".layers." in name else digest),
+        ["digests_of_something", "digests_follow_weights"],
+    ),
+    "digests that never change": (checker(lambda name, digest: name), ["digests_follow_weights"]),
+    "digests that never repeat": (checker(lambda name, digest: new_id()), ["digests_follow_weights"]),
     "flush lost": (swallow("/flush_cache", "Cache flushed."), ["flush"]),
     "pause lost": (swallow("/pause_generation", {"status": "ok"}), ["pause_holds"]),
     "error for answer": (Wire(request=error_for_answer), ["single_ids", "n_text"]),
@@ -248,6 +269,22 @@ def test_the_same_cases_pass_where_the_proxy_changes_nothing(through, no_fault):
     with through(no_fault) as (url, _):
         findings = check_engine(url, control=True, cases=cases_named(*names))
     assert [(finding.check, finding.message) for finding in findings if finding.status is not Status.PASS] == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "named"),
+    [
+        ((200, {"checksums": {"tp0:lm_head": "aa", "tp0:qkv_proj": NOTHING}}), Status.FAIL, ["tp0:qkv_proj"]),
+        ((200, {"checksums": {"tp0:lm_head": "aa", "tp0:qkv_proj": "bb"}}), Status.PASS, None),
+        ((200, {"checksums": {}}), Status.FAIL, []),
+        ((404, {"detail": "Not Found"}), Status.NOT_COMPARED, None),
+    ],
+)
+def test_digests_of_nothing_are_seen_at_the_endpoint_of_vllm_too(through, answer, status, named):
+    answers = {"/weights_checker": (404, {"detail": "Not Found"}), "/weight_checker": answer}
+    with through(Wire(request=lambda path, body: answers.get(path, body))) as (url, _):
+        (finding,) = check_engine(url, control=True, cases=cases_named("digests_of_something"))
+    assert (finding.status, finding.observed) == (status, named)
 
 
 # --- who is excused, and what ends the run

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from parity.conformance import check_engine, features
-from parity.conformance.checkpoints import with_other_encoder
+from parity.conformance.checkpoints import ENCODER, LAYERS, with_reversed_rows
 from parity.conformance.probe import NotCompared
 from parity.findings import Severity, Status
 from parity.trainer.policy import build_policy, image_policy_config, policy_config, save_policy
@@ -86,7 +86,7 @@ def test_another_encoder_has_its_rows_reversed_and_the_same_text_model(checkpoin
     (checkpoint / "model.safetensors").unlink()
     save_file(encoder, checkpoint / "model-1.safetensors")
     save_file(text, checkpoint / "model-2.safetensors")
-    with_other_encoder(checkpoint, tmp_path / "other")
+    with_reversed_rows(checkpoint, tmp_path / "other", ENCODER)
     made = weights(tmp_path / "other")
     for name, tensor in (encoder | text).items():
         turned = name in encoder and tensor.dim() > 1
@@ -100,7 +100,22 @@ def test_another_encoder_has_its_rows_reversed_and_the_same_text_model(checkpoin
 def test_a_checkpoint_without_an_encoder_makes_no_other(tmp_path):
     text = save_policy(build_policy(1, policy_config()), tmp_path / "text")
     with pytest.raises(NotCompared, match=re.escape(str(text))):
-        with_other_encoder(text, tmp_path / "other")
+        with_reversed_rows(text, tmp_path / "other", ENCODER)
     (text / "model.safetensors").write_bytes((1 << 40).to_bytes(8, "little") + json.dumps({}).encode())
     with pytest.raises(NotCompared, match=re.escape(str(text))):
-        with_other_encoder(text, tmp_path / "another")
+        with_reversed_rows(text, tmp_path / "another", ENCODER)
+
+
+def test_layers_of_the_language_model_alone_are_changed_in_as_many_files_as_allowed(checkpoint, tmp_path):
+    whole = weights(checkpoint)
+    (checkpoint / "model.safetensors").unlink()
+    halves = [dict(list(whole.items())[part::2]) for part in range(2)]
+    for number, half in enumerate(halves):
+        save_file(half, checkpoint / f"model-{number}.safetensors")
+    with_reversed_rows(checkpoint, tmp_path / "other", LAYERS, most_files=1)
+    made = weights(tmp_path / "other")
+    changed = {name for name in whole if not torch.equal(made[name], whole[name])}
+    assert changed
+    assert all(name.startswith("model.layers.") and whole[name].dim() > 1 for name in changed)
+    assert changed <= halves[0].keys()
+    assert (tmp_path / "other" / "model-1.safetensors").is_symlink()

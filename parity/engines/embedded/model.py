@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -202,6 +203,10 @@ class Model:
         with torch.inference_mode():
             for name in new.keys() & own.keys():
                 own[name].copy_(new[name])
+
+    def digests(self) -> dict[str, str]:
+        """The SHA-256 of each weight by its name on disk."""
+        return {name: sha256(tensor.numpy().tobytes()).hexdigest() for name, tensor in self._weights().items()}
 
     def _weights(self) -> dict[str, torch.Tensor]:
         return {_name_on_disk(name): tensor for name, tensor in self._lm.state_dict().items()}

@@ -261,6 +261,7 @@ def build_app(engine: ServedModel) -> web.Application:
         ("/server_info", face.server_info),
         ("/get_server_info", face.server_info),
         ("/v1/loads", face.loads),
+        ("/weights_checker", face.weights_checker),
         ("/metrics", face.metrics),
     )
     app.add_routes([web.get(path, handler) for path, handler in both])
@@ -272,6 +273,7 @@ def build_app(engine: ServedModel) -> web.Application:
             web.post("/pause_generation", face.pause_generation),
             web.post("/continue_generation", face.continue_generation),
             web.post("/flush_cache", face.flush_cache),
+            web.post("/weights_checker", face.weights_checker),
             web.get("/flush_cache", face.flush_cache),
         ]
     )
@@ -359,6 +361,13 @@ class _Face:
         return web.Response(
             text="Timed out waiting for idle state.\n" if timeout else "Flush cache failed.\n", status=400
         )
+
+    async def weights_checker(self, request: web.Request) -> web.Response:
+        action = (await _object(request)).get("action", "checksum")
+        if action != "checksum":
+            raise refused(f"action must be checksum, got {action!r}.")
+        ranks = [{"checksums": await self._engine.call(self._engine.model.digests)}]
+        return _json({"success": True, "message": "Success.", "ranks": ranks})
 
     async def health(self, _: web.Request) -> web.Response:
         return web.Response(status=200 if self._engine.scheduler.alive else 503)
