@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import secrets
 import shutil
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -20,6 +21,8 @@ from typing import Any
 import psutil
 
 from parity.engines import Engine, EngineClient, open_engine
+from parity.engines.answers import REQUEST_RETRIES, SteadyPost
+from parity.engines.client import Waits
 from parity.engines.designs import LIST_TWIN_REACH, choose_designs
 from parity.engines.detection import detect_determinism
 from parity.engines.replaying import replaying_post
@@ -28,13 +31,20 @@ from parity.errors import EngineError, EngineUnavailable, InputError, TrainingEr
 from parity.faults import AfterScoring, planting
 from parity.metrics import balance_metrics, rollout_metrics
 from parity.records.exchanges import Exchange
-from parity.records.experiment import LIST_TWIN, ExperimentConfig, Pair, plan_pairs, weight_version
+from parity.records.experiment import (
+    LIST_TWIN,
+    ExperimentConfig,
+    Pair,
+    nonce_of_version,
+    plan_pairs,
+    weight_version,
+)
 from parity.records.provenance import commit, versions
 from parity.records.samples import Rollout, Sample
 from parity.records.store import RunStore, amend_experiment, create_experiment, exclusive, read_experiment, run_store
 from parity.shown import shown
 from parity.trainer.policy import load_tokenizer
-from parity.trainer.rollouts import REQUEST_RETRIES, RolloutResult, generate_rollout
+from parity.trainer.rollouts import RolloutResult, generate_rollout
 from parity.trainer.tasks import Task, get_task
 from parity.trainer.trainer import Trainer
 from parity.trainer.warm_start import config_for, prepare_policy
@@ -48,6 +58,9 @@ from rollout_patch import (
     probe,
     switchback,
 )
+
+OTHERS_STEP_SECONDS = 30.0
+"""How long a step of another experiment on the same engine is waited for."""
 
 STEP_ATTEMPTS = 5
 """How often a step is begun before the run gives up."""
@@ -130,6 +143,7 @@ def run_experiment(
 def _describe(config: ExperimentConfig, command: str) -> dict[str, Any]:
     return {
         "format": 1,
+        "nonce": secrets.token_hex(4),
         "baseline": config.baseline,
         "experiment": config.experiment,
         "task": config.task,
@@ -160,11 +174,11 @@ def _describe_policy(task: Task) -> dict[str, Any]:
 
 
 def _check_resumed(config: ExperimentConfig, experiment: Mapping[str, Any]) -> None:
-    asked = ExperimentConfig.from_json(experiment.get("config"))
+    before, now = (one.to_json() for one in (ExperimentConfig.from_json(experiment.get("config")), config))
     differ = [
-        f"{name}: {getattr(asked, name)} there, {getattr(config, name)} now"
-        for name in ExperimentConfig.__slots__
-        if getattr(asked, name) != getattr(config, name)
+        f"{name}: {before[name]} there, {now[name]} now"
+        for name in before
+        if name != "patience" and before[name] != now[name]
     ]
     if differ:
         raise UsageError("--resume goes on with what was asked; these differ: " + "; ".join(differ))
@@ -203,12 +217,17 @@ class _Bench:
     engine: Engine
     client: EngineClient
     capabilities: Capabilities
+    nonce: str
 
 
 async def _run_pairs(
     config: ExperimentConfig, out: Path, task: Task, policy: Path, engine: Engine, watcher: Watcher, resume: bool
 ) -> None:
-    async with engine.client() as client:
+    experiment = read_experiment(out)
+    nonce = str(experiment.get("nonce", ""))
+    async with engine.client(Waits(patience=config.patience, note=watcher.note)) as client:
+        if "://" in config.engine:
+            await _alone(client, nonce, watcher)
         seen = await detect_determinism(client.generate, await client.capabilities())
         watcher.note(f"engine {config.engine}: {seen.summary}")
         capabilities, designs = seen.capabilities, choose_designs(config, seen)
@@ -219,10 +238,10 @@ async def _run_pairs(
         facts = {"designs": designs, "engine_capabilities": asdict(capabilities)}
         facts |= {"engine_version": version, "engine_dtype": dtype}
         # In other words after a resume where a refusal names a port, but then the capabilities say the same.
-        facts["engine_determinism"] = read_experiment(out).get("engine_determinism", seen.to_json())
+        facts["engine_determinism"] = experiment.get("engine_determinism", seen.to_json())
         amend_experiment(out, facts)
         pairs = plan_pairs(config, designs)
-        bench = _Bench(config, out, task, load_tokenizer(policy), policy, engine, client, capabilities)
+        bench = _Bench(config, out, task, load_tokenizer(policy), policy, engine, client, capabilities, nonce)
         total = sum(len(pair.names) * pair.steps for pair in pairs)
         done = here = 0
         start = time.monotonic()
@@ -234,6 +253,29 @@ async def _run_pairs(
                 rate = here / (time.monotonic() - start)
                 step = run.finished - 1
                 watcher.step(StepReport(pair, run.store.name, step, metrics, done, total, seconds, rate))
+
+
+async def _alone(client: EngineClient, nonce: str, watcher: Watcher) -> None:
+    """Looks whether another experiment trains on the same engine, whose weights each would take for its own.
+
+    An experiment that ended left its last label behind, so that a label is waited for to change.
+
+    Raises:
+        UsageError: One does.
+    """
+    before = (await client.model_info()).get("weight_version")
+    other = nonce_of_version(before)
+    if other in ("", nonce):
+        return
+    watcher.note(f"the engine has weights of another experiment ({other}): looking for {OTHERS_STEP_SECONDS:.0f} s")
+    for _ in range(10):
+        await asyncio.sleep(OTHERS_STEP_SECONDS / 10)
+        now = (await client.model_info()).get("weight_version")
+        if now != before:
+            raise UsageError(
+                f"{client.url}: another experiment trains on this engine (weights {before}, then {now}): wait until it "
+                "has ended, or use another engine"
+            )
 
 
 async def _run_pair(
@@ -367,7 +409,7 @@ async def _step(bench: _Bench, run: _Run, step: int) -> dict[str, Any]:
     began = time.monotonic()
     recording = _recording(bench, run.pair, step) if run.pair.design == "replay" else None
     if recording is None:
-        version = weight_version(run.store.name, step)
+        version = weight_version(bench.nonce, run.store.name, step)
         await bench.client.update_weights(run.store.checkpoint_path(step), version)
     updated = time.monotonic()
     result = await _rollout(bench, run, step, recording)
@@ -433,7 +475,7 @@ async def _rollout(bench: _Bench, run: _Run, step: int, recording: Post | None) 
         step=step,
         seed=run.pair.seed,
         arm=_assigning(bench.config, run.pair, step) if run.pair.mixed else run.arm,
-        client_post=recording or bench.client.generate,
+        client_post=recording or SteadyPost(bench.client),
         retries=REQUEST_RETRIES,
         capabilities=bench.capabilities,
         served_by=bench.client.served_by,

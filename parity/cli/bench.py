@@ -18,6 +18,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from parity.cli.parsing import Command
 from parity.cli.shared import command_line, given_options, new_directory
 from parity.errors import EngineError, UsageError
+from parity.shown import shown
 
 if TYPE_CHECKING:
     from parity.commands.bench import Step  # loads scipy, which takes a second
@@ -269,6 +270,6 @@ def _progress(console: Console, quiet: bool) -> Iterator[tuple[Any, Any]]:
 
         def starting(seconds: float, line: str) -> None:
             if round(seconds) % 10 == 0:
-                click.echo(f"engine starting, {seconds:.0f} s{line and f': {line[:80]}'}", err=True)
+                click.echo(f"engine starting, {seconds:.0f} s{line and f': {shown(line[:80])}'}", err=True)
 
         yield tell, starting

@@ -98,6 +98,14 @@ Examples:
     metavar="NAME@STEP",
     help="Plant a fault, such as exchanged-outputs, in the experiment's arm at a step, counted from 0.",
 )
+@click.option(
+    "--patience",
+    type=float,
+    default=600.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Give a request up after so long without an answer or a token.",
+)
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Default: parity-out/<time>.")
 @click.option("--resume", is_flag=True, help="Go on with the experiment in --out.")
 @tracker_options

@@ -25,6 +25,7 @@ from parity.cli.shared import (
 )
 from parity.errors import UsageError
 from parity.records.margins import SAMPLING, SAMPLING_MEANS, margin_option_help, parse_margins
+from parity.shown import without_secrets
 from parity.trainer.tasks import TASKS
 
 SAMPLING_FILE = "sampling.json"
@@ -137,6 +138,8 @@ def _config(context: click.Context, asked: dict[str, Any], resumed: Path | None)
         return SamplingConfig(**asked)
     config = read_config(resumed)
     given = given_options(context, asked)
+    if config.engine == without_secrets(engine := given.get("engine", config.engine)):
+        config, given = replace(config, engine=engine), {**given, "engine": engine}
     differ = [name for name, value in given.items() if name != "max_groups" and getattr(config, name) != value]
     if differ:
         raise UsageError(

@@ -50,6 +50,8 @@ def check_experiment(config: ExperimentConfig) -> None:
     for name in ("seeds", "steps", "twin_steps"):
         if getattr(config, name) < 1:
             raise UsageError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(config, name)}")
+    if not 0 < config.patience < float("inf"):
+        raise UsageError(f"--patience is a positive number of seconds, not {config.patience}")
     if not 0 < config.probe_share <= 1:
         raise UsageError(f"--probe-share must be in (0, 1], got {config.probe_share}")
     if "://" in config.engine and not config.control:

@@ -149,7 +149,7 @@ def _read_pair(
         return None
     task = get_task(config.task)
     runs = tuple(
-        _Run(store, steps, _rules(config, experiment["policy"], task, store, pair.design, steps), store.metrics())
+        _Run(store, steps, _rules(config, experiment, task, store, pair.design, steps), store.metrics())
         for store, steps in zip(stores, written, strict=True)
     )
     finished = min(len(run.metrics) for run in runs)
@@ -259,9 +259,10 @@ def _records(read: _ReadPair) -> Iterator[RunRecord]:
 
 
 def _rules(
-    config: ExperimentConfig, policy: Mapping[str, Any], task: Task, store: RunStore, design: str, steps: int
+    config: ExperimentConfig, experiment: Mapping[str, Any], task: Task, store: RunStore, design: str, steps: int
 ) -> Rules:
-    training = config.training
+    training, policy, nonce = config.training, experiment["policy"], str(experiment.get("nonce", ""))
+    versions = {} if design == "replay" else {step: weight_version(nonce, store.name, step) for step in range(steps)}
 
     def reward(sample: Sample) -> float:
         prompt = str(sample.extra.get("prompt"))
@@ -281,8 +282,7 @@ def _rules(
         temperature=training.temperature,
         reward=reward,
         advantage="grpo",
-        # A replayed rollout keeps the version of the recording.
-        weight_versions={} if design == "replay" else {step: weight_version(store.name, step) for step in range(steps)},
+        weight_versions=versions,  # a replayed rollout keeps those of the recording
     )
 
 

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import logging
+import math
+import re
+import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -12,16 +17,48 @@ from typing import Any
 import aiohttp
 import orjson
 
-from parity.errors import EngineError, EngineUnavailable, UsageError
+from parity import budgets
+from parity.budgets import decode_json
+from parity.errors import EngineError, EngineUnavailable, InputError, UsageError
 from rollout_patch import Capabilities, RequestFailed
 
-MAX_RESPONSE_BYTES = 1 << 30
-GENERATE_TIMEOUT = aiohttp.ClientTimeout(total=1800, sock_connect=10)
-CONTROL_TIMEOUT = aiohttp.ClientTimeout(total=300, sock_connect=10)
+CONNECT_SECONDS = 10.0
+LOOK_SECONDS = 10.0
+"""Within which `/health` and `/metrics` must answer."""
+INFO_SECONDS = 30.0
+"""Within which `/model_info` and `/server_info` must answer."""
 DRAIN_SECONDS = 60
+CONTROL_ATTEMPTS = 12
+"""How often a control call is made that gets no answer or a passing error; each may be made twice without harm."""
 _UNAVAILABLE = (502, 503, 504)
+_PASSING = (408, 409, 425, 429, 500, *_UNAVAILABLE)
+_GENERATED = re.compile(
+    rb"^(?:sglang:|vllm:)?generation_tokens_total(?:\{[^}\n]{0,1000}\})? ([0-9.e+]{1,30})", re.MULTILINE
+)
 IS_ROUTER = "router_manager"
 """What sglang-router says of itself at `/get_server_info`, and no engine does."""
+
+
+_log = logging.getLogger("parity.engines")
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """How long an answer is waited for, and who is told.
+
+    Attributes:
+        patience: Seconds without an answer, and without a token where the engine counts them, until a request is given
+            up.
+        notice_after: Seconds until the engine is asked for its health, and `note` is told; again after as many.
+        note: Told that there is no answer yet; by default the log, which goes to standard error.
+    """
+
+    patience: float = 600.0
+    notice_after: float = 60.0
+    note: Callable[[str], None] = _log.warning
+
+
+DEFAULT_WAITS = Waits()
 
 
 class EngineClient:
@@ -31,13 +68,31 @@ class EngineClient:
         url: The base URL, without a slash at the end.
         engine_id: The name that exchanges and samples carry.
         control: Whether the endpoints that change the engine (weights, cache, abort, pause) may be used.
+        waits: How long an answer is waited for.
+        alive: Whether the process of an engine that was started here runs; `None` for one that somebody else runs.
+
+    Attributes:
+        weights: The version that this client gave the weights last.
     """
 
-    def __init__(self, url: str, engine_id: str, *, control: bool = True) -> None:
+    def __init__(
+        self,
+        url: str,
+        engine_id: str,
+        *,
+        control: bool = True,
+        waits: Waits = DEFAULT_WAITS,
+        alive: Callable[[], bool] | None = None,
+    ) -> None:
         self.url = url
         self.engine_id = engine_id
+        self.weights: str | None = None
+        self._waits = waits
+        self._alive = alive
         self._control_allowed = control
         self._session: aiohttp.ClientSession | None = None
+        self._held = 0
+        self._look = _Look()
 
     async def __aenter__(self) -> EngineClient:
         # How many requests run at once is the caller's business, so the pool sets no limit. SGLang's server closes a
@@ -58,15 +113,18 @@ class EngineClient:
         Raises:
             RequestFailed: Any other status, with the body (decoded where it is JSON); a 200 whose body is no JSON, with
                 its text; no answer (status None), with the reason.
+            EngineUnavailable: No answer, of an engine started here that died or is not healthy.
         """
         try:
-            status, body = await self._request("POST", "/generate", payload, GENERATE_TIMEOUT, headers)
+            status, body = await self._patiently("POST", "/generate", payload, headers)
         except EngineUnavailable as error:
+            if self._ours_is_gone():
+                raise
             raise RequestFailed(None, str(error)) from error
         try:
-            decoded = orjson.loads(body)
-        except orjson.JSONDecodeError as error:
-            raise RequestFailed(status, body.decode(errors="replace")) from error
+            decoded = decode_json(body, "the answer")
+        except InputError as error:
+            raise RequestFailed(status, body[:_SHOWN_BYTES].decode(errors="replace")) from error
         if status != 200:
             raise RequestFailed(status, decoded)
         return decoded
@@ -85,9 +143,10 @@ class EngineClient:
             EngineError: The engine refused, and keeps the old weights; or it reports another version afterwards.
             EngineUnavailable: No answer.
         """
+        self.weights = None
         await self.flush_cache()
         body = {"model_path": str(path.absolute()), "weight_version": version}
-        answer = await self._control("/update_weights_from_disk", body)
+        answer = await self._control("/update_weights_from_disk", body, dict)
         if not isinstance(answer, dict) or answer.get("success") is not True:
             raise EngineError(f"{self._place('/update_weights_from_disk')}: {path}: {_message(answer)}")
         reported = (await self.model_info()).get("weight_version")
@@ -95,6 +154,7 @@ class EngineClient:
             raise EngineError(
                 f"{self._place('/model_info')}: weight_version is {reported!r} after an update to {version!r}"
             )
+        self.weights = version
 
     async def flush_cache(self) -> None:
         """Waits until no request runs, and empties the prefix cache.
@@ -132,7 +192,7 @@ class EngineClient:
     async def health(self) -> bool:
         """Whether `/health` answers 200."""
         try:
-            status, _ = await self._request("GET", "/health", None, CONTROL_TIMEOUT)
+            status, _ = await self._request("GET", "/health", None, LOOK_SECONDS)
         except EngineUnavailable:
             return False
         return status == 200
@@ -178,7 +238,7 @@ class EngineClient:
 
     async def _first_worker(self) -> dict[str, Any]:
         """What the first of a router's workers that can be reached from here says of itself; empty where none can."""
-        _, body = await self._request("GET", "/workers", None, CONTROL_TIMEOUT)
+        _, body = await self._again("GET", "/workers")
         answer = _decode(body)
         workers = answer.get("workers") if isinstance(answer, dict) else None
         for worker in workers if isinstance(workers, list) else []:
@@ -186,61 +246,161 @@ class EngineClient:
             if isinstance(url, str):
                 with suppress(EngineError):
                     async with EngineClient(url, self.engine_id, control=False) as client:
-                        return await client._info("server_info")
+                        status, body = await client._request("GET", "/server_info", None, INFO_SECONDS)
+                        info = _decode(body)
+                        if status == 200 and isinstance(info, dict):
+                            return info
         return {}
 
     async def _info(self, name: str) -> dict[str, Any]:
         """The object that `/<name>` answers; releases before SGLang 0.5.6, and the router, only know `/get_<name>`."""
-        status, body = await self._request("GET", f"/{name}", None, CONTROL_TIMEOUT)
+        status, body = await self._again("GET", f"/{name}")
         if status == 404:
             name = f"get_{name}"
-            status, body = await self._request("GET", f"/{name}", None, CONTROL_TIMEOUT)
+            status, body = await self._again("GET", f"/{name}")
         info = _decode(body)
         if status != 200 or not isinstance(info, dict):
             raise self._refused(f"/{name}", status, info)
         return info
 
-    async def _control(self, endpoint: str, payload: Mapping[str, Any] | None = None) -> Any:
-        """Posts to a control endpoint; returns the answer, decoded where it is JSON."""
+    async def _control(self, endpoint: str, payload: Mapping[str, Any] | None = None, wanted: type = object) -> Any:
+        """Posts to a control endpoint; returns the answer, decoded where it is JSON, of a `wanted` type."""
         if not self._control_allowed:
             raise UsageError(
                 f"{self._place(endpoint)} changes an engine that somebody else runs, which was not allowed"
             )
-        status, body = await self._request("POST", endpoint, payload, CONTROL_TIMEOUT)
+        status, body = await self._again("POST", endpoint, payload, wanted)
         answer = _decode(body)
         if status != 200:
             raise self._refused(endpoint, status, answer)
         return answer
+
+    async def _again(
+        self, method: str, endpoint: str, payload: Mapping[str, Any] | None = None, wanted: type = dict
+    ) -> tuple[int, bytes]:
+        """A call that may be made twice: made again, `CONTROL_ATTEMPTS` times in all, until it is answered for good.
+
+        A damaged answer counts as none: a redirect, and one that is not JSON of the `wanted` type.
+        """
+        for attempt in range(1, CONTROL_ATTEMPTS + 1):
+            last = attempt == CONTROL_ATTEMPTS or self._ours_is_gone()
+            try:
+                if method == "GET":
+                    status, body = await self._request(method, endpoint, payload, INFO_SECONDS)
+                else:
+                    status, body = await self._patiently(method, endpoint, payload)
+            except EngineUnavailable:
+                if last:
+                    raise
+            else:
+                damaged = status < 400 and (status >= 300 or not isinstance(_decode(body), wanted))
+                if last or not (damaged or status in _PASSING):
+                    return status, body
+            await asyncio.sleep(min(0.02 * 2**attempt, 0.5))
+        raise AssertionError("the last attempt returns or raises")
+
+    def _ours_is_gone(self) -> bool:
+        """Whether the engine was started here and its process is gone, so that only a restart helps."""
+        return self._alive is not None and not self._alive()
+
+    async def _patiently(
+        self,
+        method: str,
+        endpoint: str,
+        payload: Mapping[str, Any] | None,
+        headers: Mapping[str, str] | None = None,
+    ) -> tuple[int, bytes]:
+        """One request, that is waited for as `Waits` says; meanwhile the engine is asked for its health.
+
+        Raises:
+            EngineUnavailable: There is no answer; it was given up; or an engine started here died or is not healthy at
+                two looks.
+        """
+        waits = self._waits
+        request = asyncio.ensure_future(self._request(method, endpoint, payload, None, headers))
+        began = signed = time.monotonic()
+        sick = tokens = 0
+        try:
+            while True:
+                left = max(signed + waits.patience - time.monotonic(), 0)
+                await asyncio.wait({request}, timeout=min(waits.notice_after, left))
+                if request.done():
+                    return request.result()
+                healthy, generated = await self._look_at_engine(endpoint, time.monotonic() - began)
+                if generated > tokens:
+                    tokens, signed = generated, time.monotonic()
+                sick = 0 if healthy else sick + 1
+                silent = time.monotonic() - signed
+                restart = self._ours_is_gone() or (self._alive is not None and sick > 1)
+                if restart or silent >= waits.patience:
+                    state = "healthy" if healthy else "not healthy"
+                    raise EngineUnavailable(
+                        f"{self._place(endpoint)}: no answer and no token for {silent:.0f} s, engine {state}"
+                    )
+        finally:
+            request.cancel()
+
+    async def _look_at_engine(self, endpoint: str, waited: float) -> tuple[bool, int]:
+        """Whether it is healthy, and how many tokens it has generated (0 where it does not count); asked once for all.
+
+        All that wait share one look, so that 500 requests ask and say no more than one.
+        """
+        look, every = self._look, self._waits.notice_after
+        async with look.lock:
+            if time.monotonic() - look.at >= every / 2:
+                look.healthy = await self.health()
+                with suppress(EngineUnavailable):
+                    _, text = await self._request("GET", "/metrics", None, LOOK_SECONDS)
+                    look.tokens = int(sum(map(float, _GENERATED.findall(text))))
+                look.at = time.monotonic()
+                state = "healthy" if look.healthy else "not healthy"
+                self._waits.note(f"{self._place(endpoint)}: no answer for {waited:.0f} s, engine {state}")
+        return look.healthy, look.tokens
 
     async def _request(
         self,
         method: str,
         endpoint: str,
         payload: Mapping[str, Any] | None,
-        timeout: aiohttp.ClientTimeout,
+        seconds: float | None,
         headers: Mapping[str, str] | None = None,
     ) -> tuple[int, bytes]:
-        """One request, with a bound on the answer's size: status and body. Raises EngineUnavailable for no answer."""
+        """One request, with a bound on the answer's size: status and body. A redirect is an answer, never followed.
+
+        It is given up after `seconds`; `None` where the caller waits for it by a bound of its own.
+
+        Raises:
+            EngineUnavailable: There is no answer, or a larger one than budgets allow.
+        """
         if self._session is None:
             raise RuntimeError("EngineClient is an async context manager: use it in `async with`")
         data = None if payload is None else orjson.dumps(payload, option=orjson.OPT_SERIALIZE_NUMPY)
         sent = {**({} if data is None else {"Content-Type": "application/json"}), **(headers or {})}
+        timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=CONNECT_SECONDS)
+        body = bytearray()
         try:
             async with self._session.request(
-                method, self.url + endpoint, data=data, headers=sent, timeout=timeout
+                method, self.url + endpoint, data=data, headers=sent, timeout=timeout, allow_redirects=False
             ) as response:
-                body = bytearray()
                 async for chunk in response.content.iter_any():
                     body += chunk
-                    if len(body) > MAX_RESPONSE_BYTES:
-                        raise EngineUnavailable(
-                            f"{self._place(endpoint)}: the answer is larger than {MAX_RESPONSE_BYTES} bytes"
-                        )
+                    self._held += len(chunk)
+                    for what, size, limit in (
+                        ("the answer", len(body), budgets.answer_bytes()),
+                        ("all answers that are being received", self._held, budgets.answers_in_flight()),
+                    ):
+                        if size > limit:
+                            raise EngineUnavailable(
+                                f"{self._place(endpoint)}: {budgets.exceeded(what, limit, 'bytes')}"
+                            )
                 return response.status, bytes(body)
         except asyncio.TimeoutError as error:
-            raise EngineUnavailable(f"{self._place(endpoint)}: no answer within {timeout.total} s") from error
-        except (aiohttp.ClientError, OSError) as error:
+            within = CONNECT_SECONDS if seconds is None else seconds
+            raise EngineUnavailable(f"{self._place(endpoint)}: no answer within {within:g} s") from error
+        except (aiohttp.ClientError, OSError, ValueError) as error:
             raise EngineUnavailable(f"{self._place(endpoint)}: {type(error).__name__}: {error}") from error
+        finally:
+            self._held -= len(body)
 
     def _refused(self, endpoint: str, status: int, answer: Any) -> EngineError:
         kind = EngineUnavailable if status in _UNAVAILABLE else EngineError
@@ -250,12 +410,26 @@ class EngineClient:
         return f"engine {self.engine_id}, {self.url}{endpoint}"
 
 
+@dataclass(slots=True)
+class _Look:
+    """What the engine's state was when it was looked at last."""
+
+    at: float = -math.inf
+    healthy: bool = True
+    tokens: int = 0
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+_SHOWN_BYTES = 10_000
+"""Bytes of an answer without JSON that are handed on."""
+
+
 def _decode(body: bytes) -> Any:
     """The body as JSON where it is JSON, else as text."""
     try:
-        return orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return body.decode(errors="replace")
+        return decode_json(body, "the answer")
+    except InputError:
+        return body[:_SHOWN_BYTES].decode(errors="replace")
 
 
 def _message(answer: Any) -> str:

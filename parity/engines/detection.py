@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from parity.engines.answers import DAMAGED_TRIES, REQUEST_RETRIES, RETRY_WAIT
 from parity.errors import EngineUnavailable
-from rollout_patch import ARMS, Capabilities, Post, RequestFailed, ResponseRefused, SampleRequest
-from rollout_patch.requests import SEED, plan_requests
-from rollout_patch.responses import read_response
+from parity.records.experiment import ARMS
+from rollout_patch import Capabilities, Post, RequestFailed
 
 SLOTS = 4
 """Samples of a group that is asked for."""
@@ -27,15 +27,9 @@ SEEDS = tuple(range(20_011, 20_011 + SLOTS))
 CROWD = 6
 """Requests of another prompt that run beside those whose seeds must hold in any batch."""
 
-ATTEMPTS = 3
-"""How often a request is sent that gets no answer, or one that says to come again."""
-
-WAIT = 1.0
-"""Seconds between two of these attempts."""
-
 _PROMPT, _OTHER_PROMPT = tuple(range(5, 16)), tuple(range(6, 26))
 _PASSING = frozenset({None, 408, 409, 425, 429, 500, 502, 503, 504})
-"""Statuses that say nothing about what an engine can do; `None` is no answer."""
+"""Statuses that say nothing about what an engine can do, as one below 400 with a damaged answer; `None` is none."""
 
 Response = tuple[tuple[int, ...], tuple[float, ...]]
 """The tokens of a sample and their log-probs."""
@@ -133,7 +127,7 @@ async def detect_determinism(post: Post, announced: Capabilities) -> Determinism
         announced: What the engine says of itself.
 
     Raises:
-        EngineUnavailable: A request got no answer, or a passing error, `ATTEMPTS` times.
+        EngineUnavailable: A request got no answer, a damaged one or a passing error, each time that it was sent.
     """
     alone = _joined([await _ask(post, "per-sample", SEEDS[slot : slot + 1]) for slot in range(SLOTS)])
     again = await _ask(post, "per-sample", SEEDS[:1])
@@ -180,41 +174,87 @@ _NO_SEEDS = Fact(None, "seeds do not hold")
 
 
 async def _ask(post: Post, arm: str, seeds: Sequence[int | None], prompt: Sequence[int] = _PROMPT) -> Answer:
-    """One group in one arm, a seed a slot; requests for several are sent at once."""
-    requests = [_request(seed, prompt) for seed in seeds]
-    plan = plan_requests(arm, requests)
+    """One group in one arm, a seed a slot; requests for several are sent at once.
+
+    An answer that breaks the protocol is asked for again, since it may have been damaged on its way, and is the
+    engine's own after `DAMAGED_TRIES`.
+    """
+    payloads = _payloads(arm, seeds, list(prompt))
     try:
-        answers = await asyncio.gather(*(_send(post, planned.payload) for planned in plan))
-        outputs = [
-            output
-            for planned, answer in zip(plan, answers, strict=True)
-            for output in read_response(planned, answer, requests)
-        ]
+        groups = await asyncio.gather(*(_responses(post, payload, len(seeds) // len(payloads)) for payload in payloads))
     except RequestFailed as error:
         return _Refused(f"refused with {str(error)[:200]}")
-    except ResponseRefused as error:
-        return f"the answer breaks the protocol: {str(error)[:200]}"
-    return [(tuple(output.output_ids), tuple(output.logprobs or ())) for output in outputs]
+    except _Broken as error:
+        return f"the answer breaks the protocol: {error}"
+    return [response for group in groups for response in group]
 
 
-def _request(seed: int | None, prompt: Sequence[int]) -> SampleRequest:
-    params = {"max_new_tokens": TOKENS, "temperature": TEMPERATURE, "ignore_eos": True}
-    return SampleRequest(
-        params if seed is None else {**params, SEED: seed}, input_ids=prompt, options={"return_logprob": True}
-    )
+def _payloads(arm: str, seeds: Sequence[int | None], prompt: list[int]) -> list[dict[str, Any]]:
+    """The requests for a group: one a sample, one with a list of prompts, or one for n with the first seed."""
+    params = [
+        {"max_new_tokens": TOKENS, "temperature": TEMPERATURE, "ignore_eos": True}
+        | ({} if seed is None else {"sampling_seed": seed})
+        for seed in seeds
+    ]
+    if arm == "per-sample":
+        return [{"input_ids": prompt, "sampling_params": one, "return_logprob": True} for one in params]
+    if arm == "native":
+        native = {**params[0], "n": len(seeds)}
+        return [{"input_ids": prompt, "sampling_params": native, "return_logprob": True}]
+    # Routers that refuse a list of parameters take one that holds for all.
+    of_list = params[0] if len(set(seeds)) == 1 else params
+    return [{"input_ids": [prompt] * len(seeds), "sampling_params": of_list, "return_logprob": True}]
+
+
+class _Broken(Exception):
+    """An answer breaks the protocol."""
+
+
+async def _responses(post: Post, payload: dict[str, Any], count: int) -> list[Response]:
+    """The responses of one answer; a refusal is raised as it is."""
+    for _ in range(DAMAGED_TRIES):
+        try:
+            return _read(await _send(post, payload), count)
+        except _Broken as error:
+            broken = error
+    raise broken
+
+
+def _read(answer: Any, count: int) -> list[Response]:
+    """The tokens and log-probs of each output: an object for one sample, a list for several."""
+    items = [answer] if count == 1 else answer
+    if not isinstance(items, list) or len(items) != count:
+        found = f"{len(items)} outputs" if isinstance(items, list) else f"a {type(answer).__name__}"
+        raise _Broken(f"{found} for {count} samples")
+    responses = []
+    for slot, item in enumerate(items):
+        try:
+            triples = item["meta_info"]["output_token_logprobs"]
+            logprobs = tuple(float(triple[0]) for triple in triples)
+            tokens = tuple(int(triple[1]) for triple in triples)
+            if "output_ids" in item and tuple(item["output_ids"]) != tokens:
+                raise _Broken(f"output {slot}: output_ids are not the tokens of output_token_logprobs")
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise _Broken(
+                f"output {slot}: no log-prob and id for each token ({type(error).__name__}: {error})"
+            ) from error
+        responses.append((tokens, logprobs))
+    return responses
 
 
 async def _send(post: Post, payload: dict[str, Any]) -> Any:
-    """The answer to one request; a refusal is raised as it is."""
-    for attempt in range(1, ATTEMPTS + 1):
+    """The answer to one request, sent again where it got none, a damaged one or a passing error."""
+    for attempt in range(REQUEST_RETRIES + 1):
         try:
             return await post(payload, {})
         except RequestFailed as error:
-            if error.status not in _PASSING:
+            if error.status is not None and error.status >= 400 and error.status not in _PASSING:
                 raise
-            if attempt == ATTEMPTS:
-                raise EngineUnavailable(f"asking what the engine promises failed {ATTEMPTS} times: {error}") from error
-        await asyncio.sleep(WAIT)
+            if attempt == REQUEST_RETRIES:
+                raise EngineUnavailable(
+                    f"asking what the engine promises failed {REQUEST_RETRIES + 1} times: {error}"
+                ) from error
+        await asyncio.sleep(RETRY_WAIT)
     raise AssertionError("the last attempt returns or raises")
 
 

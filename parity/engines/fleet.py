@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from parity.engines import router
-from parity.engines.client import EngineClient
+from parity.engines.client import DEFAULT_WAITS, EngineClient, Waits
 from parity.engines.process import HOST, EngineProcess, Progress, reserve_port
 from parity.errors import EngineError
 from parity.records.exchanges import output_id
@@ -67,9 +67,9 @@ class Fleet:
     ) -> None:
         self.stop()
 
-    def client(self) -> FleetClient:
+    def client(self, waits: Waits = DEFAULT_WAITS) -> FleetClient:
         """A client that asks through the router, and controls every worker."""
-        return FleetClient(self)
+        return FleetClient(self, waits)
 
     def start(self) -> None:
         """Starts all workers at once, then the router; blocks until it has them all.
@@ -127,9 +127,9 @@ class FleetClient(EngineClient):
     Which worker gave an answer is known from the router's log.
     """
 
-    def __init__(self, fleet: Fleet) -> None:
-        super().__init__(fleet.url, fleet.engine_id)
-        self._clients = [worker.client() for worker in fleet.workers]
+    def __init__(self, fleet: Fleet, waits: Waits) -> None:
+        super().__init__(fleet.url, fleet.engine_id, waits=waits, alive=fleet.alive)
+        self._clients = [worker.client(waits) for worker in fleet.workers]
         self._names = {worker.url: worker.engine_id for worker in fleet.workers}
         self._log = router.RouterLog(fleet.router.log_path)
         self._served: dict[str, str] = {}
@@ -168,8 +168,10 @@ class FleetClient(EngineClient):
             EngineError: A worker refused, or gave no answer (EngineUnavailable); others may have the new weights.
         """
         self._served.clear()
+        self.weights = None
         await self.flush_cache()
         await self._every(lambda worker: worker.update_weights(path, version))
+        self.weights = version
 
     async def flush_cache(self) -> None:
         """As `EngineClient.flush_cache`, on every worker."""

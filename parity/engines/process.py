@@ -19,7 +19,7 @@ from typing import Protocol
 import psutil
 
 from parity.engines import supervisor
-from parity.engines.client import EngineClient
+from parity.engines.client import DEFAULT_WAITS, EngineClient, Waits
 from parity.errors import EngineError
 
 HOST = "127.0.0.1"
@@ -42,8 +42,8 @@ class Engine(Protocol):
     def engine_id(self) -> str:
         """The name that exchanges and samples carry."""
 
-    def client(self) -> EngineClient:
-        """A client for it, which may touch what the user allowed."""
+    def client(self, waits: Waits = DEFAULT_WAITS) -> EngineClient:
+        """A client for it, which may touch what the user allowed and waits as it is told."""
 
     def alive(self) -> bool:
         """Whether it is up, as far as can be told without asking it."""
@@ -117,9 +117,9 @@ class EngineProcess:
     ) -> None:
         self.stop()
 
-    def client(self) -> EngineClient:
+    def client(self, waits: Waits = DEFAULT_WAITS) -> EngineClient:
         """A client for it, allowed to use every endpoint."""
-        return EngineClient(self.url, self.engine_id)
+        return EngineClient(self.url, self.engine_id, waits=waits, alive=self.alive)
 
     def start(self) -> None:
         """Starts the engine, and ends it before if it runs; blocks until it is healthy.

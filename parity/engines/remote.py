@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import dataclass
 from urllib.parse import SplitResult, urlsplit
 
-from parity.engines.client import EngineClient
+from parity.engines.client import DEFAULT_WAITS, EngineClient, Waits
 from parity.errors import EngineError, UsageError
+from parity.shown import MASK
+
+RECOVERY_SECONDS = 60.0
+"""How long a deployment may take to be healthy again, as after a restart of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,22 +27,28 @@ class RemoteEngine:
     engine_id: str
     control: bool
 
-    def client(self) -> EngineClient:
+    def client(self, waits: Waits = DEFAULT_WAITS) -> EngineClient:
         """A client for it; its control endpoints are refused unless `control`."""
-        return EngineClient(self.url, self.engine_id, control=self.control)
+        return EngineClient(self.url, self.engine_id, control=self.control, waits=waits)
 
     def alive(self) -> bool:
         """True: whoever runs it knows; `client().health()` asks."""
         return True
 
     def revive(self) -> tuple[str, ...]:
-        """Nothing, where it answers; to restart it is not ours to do.
+        """Nothing, once it answers; to restart it is not ours to do.
 
         Raises:
-            EngineError: It does not answer.
+            EngineError: It does not answer within `RECOVERY_SECONDS`.
         """
-        if not asyncio.run(self._answers()):
-            raise EngineError(f"engine {self.engine_id} does not answer, and is not ours to restart: {self.url}")
+        until = time.monotonic() + RECOVERY_SECONDS
+        while not asyncio.run(self._answers()):
+            if time.monotonic() >= until:
+                raise EngineError(
+                    f"engine {self.engine_id} was not healthy for {RECOVERY_SECONDS:.0f} s, and only whoever runs it "
+                    f"can restart it: {self.url}"
+                )
+            time.sleep(1)
         return ()
 
     async def _answers(self) -> bool:
@@ -55,6 +66,8 @@ def remote_engine(url: str, *, control: bool) -> RemoteEngine:
         UsageError: It is no http or https URL of a server.
     """
     parts = urlsplit(url)
+    if parts.netloc.startswith(f"{MASK}@"):
+        raise UsageError(f"{url}: its password was not written down; give --engine with it again")
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or not _port_is_sound(parts):
         raise UsageError(f"{url!r} is no engine: expected http://HOST:PORT")
     return RemoteEngine(url.rstrip("/"), parts.netloc.rpartition("@")[2], control)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from parity.engines.process import HOST
 from parity.errors import UsageError, install_hint
+from parity.shown import without_secrets
 
 REQUEST_ID = "X-Request-ID"
 ROUTING_KEY = "X-SMG-Routing-Key"
@@ -130,5 +131,5 @@ class RouterLog:
 def engine_words(engine: str, workers: int, router: str) -> str:
     """The engine, its workers and its router, as a report names them."""
     if workers == 1 and not router:
-        return engine
+        return without_secrets(engine)
     return f"{engine} ({workers} worker{'s' * (workers > 1)} behind sglang-router, {router or DEFAULT_POLICY})"

@@ -8,6 +8,7 @@ from typing import Any
 
 from parity.errors import UsageError
 from parity.records.experiment import ARMS
+from parity.shown import without_secrets
 
 SHARED_PREFIX: Mapping[str, float] = {"none": 0.0, "part": 0.5, "all": 1.0}
 """The share of every prompt that is the same in all groups, by name."""
@@ -141,8 +142,13 @@ class BenchConfig:
         return self.routers or (None,)
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON, modes by name."""
-        return {**asdict(self), "modes": [mode.name for mode in self.modes], "routers": list(self.routers)}
+        """As JSON, modes by name, without the password in an engine's URL."""
+        return {
+            **asdict(self),
+            "engine": without_secrets(self.engine),
+            "modes": [mode.name for mode in self.modes],
+            "routers": list(self.routers),
+        }
 
 
 _PER_SAMPLE_AND_NATIVE = (parse_mode("per-sample"), parse_mode("native"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from parity.errors import InputError, UsageError
 from parity.records.margins import PROBE_SHARE, RUN, check_margin
 from parity.records.training_config import TrainingConfig
+from parity.shown import without_secrets
 
 ARMS = ("per-sample", "batched", "native")
 """The ways of asking for a group: n requests, one request with a list of n prompts, one request with `n`."""
@@ -46,6 +48,7 @@ class ExperimentConfig:
         training: The trainer's settings.
         margins: The largest difference that counts as the same, by metric, as in `parity.records.margins`.
         plants: Faults planted in the experiment's arm, each ``NAME@STEP``.
+        patience: Seconds without an answer or token until a request is given up.
     """
 
     baseline: str
@@ -63,10 +66,11 @@ class ExperimentConfig:
     training: TrainingConfig = field(default_factory=TrainingConfig)
     margins: Mapping[str, float] = field(default_factory=lambda: dict(RUN))
     plants: tuple[str, ...] = ()
+    patience: float = 600.0
 
     def to_json(self) -> dict[str, Any]:
-        """The configuration as ``experiment.json`` holds it."""
-        return asdict(self)
+        """The configuration as ``experiment.json`` holds it: without the password in an engine's URL."""
+        return {**asdict(self), "engine": without_secrets(self.engine)}
 
     @classmethod
     def from_json(cls, row: object) -> ExperimentConfig:
@@ -145,9 +149,21 @@ class Pair:
         return tuple(f"{prefix}{arm}-seed{self.seed}" for arm in self.run_arms)
 
 
-def weight_version(run: str, step: int) -> str:
-    """The label that the engine gives the weights of a step."""
-    return f"{run}-step{step}"
+def weight_version(nonce: str, run: str, step: int) -> str:
+    """The label that the engine gives the weights of a step; the nonce tells the experiment's from all others.
+
+    An experiment of before there were nonces has none.
+    """
+    return f"{nonce}-{run}-step{step}" if nonce else f"{run}-step{step}"
+
+
+def nonce_of_version(version: object) -> str:
+    """The nonce of the experiment that gave weights their label; empty where it is no such label."""
+    found = _VERSION.fullmatch(version) if isinstance(version, str) else None
+    return found[1] if found else ""
+
+
+_VERSION = re.compile(r"([0-9a-f]{8})-.+-step\d+")
 
 
 def twin_by_lists(arms: tuple[str, str]) -> tuple[str, str]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from parity.errors import InputError
 from parity.records.margins import SAMPLING_MEANS
+from parity.shown import without_secrets
 
 BLOCK = 32
 """Prompts asked at once; the evidence is looked at after each block."""
@@ -72,8 +73,8 @@ class SamplingConfig:
         return self.baseline, self.experiment
 
     def to_json(self) -> dict[str, Any]:
-        """The configuration as it lies on disk."""
-        return asdict(self)
+        """The configuration as it lies on disk: without the password in an engine's URL."""
+        return {**asdict(self), "engine": without_secrets(self.engine)}
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> SamplingConfig:

@@ -13,6 +13,7 @@ import numpy as np
 from PIL.Image import Image
 from transformers import PreTrainedTokenizerFast
 
+from parity.engines.answers import RETRY_WAIT
 from parity.engines.router import ROUTING_KEY
 from parity.engines.vision import IMAGE_PAD, png_data_urls
 from parity.errors import ExchangeError, UsageError
@@ -37,9 +38,6 @@ from rollout_patch.media import digest
 
 SEQUENCES_IN_FLIGHT = 512
 """Most samples asked for at once, as slime's `--sglang-server-concurrency` is by default."""
-
-REQUEST_RETRIES = 2
-"""How often one request is sent again before its group fails."""
 
 _SEED_RANGE = 1 << 30
 
@@ -162,6 +160,7 @@ async def generate_rollout(
             post=client_post,
             capabilities=capabilities,
             retries=retries,
+            retry_wait=RETRY_WAIT,
             recorder=record,
             permits=permits,
             encoder=png_data_urls,

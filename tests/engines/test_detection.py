@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -211,7 +213,8 @@ def test_an_answer_of_one_sample_for_four_is_not_taken_for_a_group() -> None:
 
 
 def test_an_engine_that_is_gone_is_an_error_and_no_promise(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("parity.engines.detection.WAIT", 0)
+    monkeypatch.setattr("parity.engines.detection.RETRY_WAIT", 0)
+    monkeypatch.setattr("parity.engines.client.CONTROL_ATTEMPTS", 2)
     with toy_engine() as engine:
         url = engine.url
     with pytest.raises(EngineUnavailable, match="/server_info"):
@@ -220,8 +223,39 @@ def test_an_engine_that_is_gone_is_an_error_and_no_promise(monkeypatch: pytest.M
     async def loading(payload: dict[str, Any], headers: Any) -> Any:
         raise RequestFailed(503, "loading")
 
-    with pytest.raises(EngineUnavailable, match=r"3.*503: loading"):
+    with pytest.raises(EngineUnavailable, match=r"21 times.*503: loading"):
         asyncio.run(detect_determinism(loading, Capabilities()))
+
+
+@pytest.mark.parametrize("share", [0.05, 0.5])
+def test_damaged_answers_change_no_promise(share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("parity.engines.detection.RETRY_WAIT", 0)
+    rng, damaged = random.Random(f"damage {share}"), [0]
+
+    async def damage(payload: dict[str, Any], headers: Any) -> Any:
+        answer = engine.outputs(payload)
+        if rng.random() >= share:
+            return answer
+        damaged[0] += 1
+        raise RequestFailed(*rng.choice([(200, "{'cut"), (302, ""), (None, "cut"), (500, "odd"), (429, "busy")]))
+
+    with toy_engine(seeding=by_slot, info=EMBEDDED) as engine:
+        sound = seen_of(engine.url)
+        assert asyncio.run(detect_determinism(damage, Capabilities(seeded=True, seed_per_slot=True))) == sound
+    assert damaged[0] > 0
+
+
+def test_a_wrong_answer_now_and_then_changes_no_promise() -> None:
+    asked = itertools.count()
+
+    def cut(payload: dict[str, Any], outputs: list[dict[str, Any]]) -> None:
+        if next(asked) % 3 == 0:
+            del outputs[-1]["meta_info"]["output_token_logprobs"]
+
+    with toy_engine(seeding=by_slot, info=EMBEDDED) as engine:
+        sound = seen_of(engine.url)
+    with toy_engine(seeding=by_slot, info=EMBEDDED, lie=cut) as engine:
+        assert seen_of(engine.url) == sound
 
 
 async def test_the_embedded_engine_keeps_what_it_announces(tmp_path: Path) -> None:

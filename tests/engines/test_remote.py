@@ -33,9 +33,10 @@ def test_an_address_that_is_none_is_a_usage_error(spec):
         open_engine(spec, NOWHERE, NOWHERE)
 
 
-def test_it_is_not_ours_to_restart_or_stop():
+def test_it_is_not_ours_to_restart_or_stop(monkeypatch):
     engine = open_engine("http://127.0.0.1:1", NOWHERE, NOWHERE)
     engine.stop()
     assert engine.alive()
+    monkeypatch.setattr("parity.engines.remote.RECOVERY_SECONDS", 0)
     with pytest.raises(EngineError, match=r"127\.0\.0\.1:1\b"):
         engine.revive()

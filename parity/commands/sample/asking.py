@@ -11,13 +11,14 @@ import numpy as np
 
 from parity.commands.sample.prompts import Prompt
 from parity.engines import EngineClient
+from parity.engines.answers import REQUEST_RETRIES, RETRY_WAIT, SteadyPost
 from parity.errors import EngineError, InputError
 from parity.findings import Finding, Level, Status
 from parity.records.exchanges import Exchange, output_id
 from parity.records.samples import Rollout, Sample
 from parity.records.sampling import SamplingConfig
 from parity.stats import CHECK, Floats, Rescored, rescored_findings
-from parity.trainer.rollouts import REQUEST_RETRIES, SEQUENCES_IN_FLIGHT, SampleAdapter, routing_headers
+from parity.trainer.rollouts import SEQUENCES_IN_FLIGHT, SampleAdapter, routing_headers
 from rollout_patch import (
     Assignment,
     Capabilities,
@@ -150,9 +151,10 @@ class Asker:
                 arm,
                 samples,
                 adapter=_Adapter(),
-                post=self.client.generate,
+                post=SteadyPost(self.client),
                 capabilities=self.capabilities,
                 retries=REQUEST_RETRIES,
+                retry_wait=RETRY_WAIT,
                 recorder=record,
                 permits=self.permits,
             )

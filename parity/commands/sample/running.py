@@ -24,6 +24,7 @@ from parity.commands.sample.prompts import Prompt, read_prompts
 from parity.commands.sample.store import SamplingStore
 from parity.contract_checks import Rules
 from parity.engines import Engine, open_engine
+from parity.engines.client import Waits
 from parity.engines.designs import check_free_groups
 from parity.engines.detection import detect_determinism
 from parity.engines.router import engine_words
@@ -117,7 +118,7 @@ async def _sample(
     reward = _reward(config, task)
     cap = config.max_new_tokens or task.max_new_tokens
     rules = _rules(config, cap, reward, policy)
-    async with engine.client() as client:
+    async with engine.client(Waits(note=watcher.note)) as client:
         seen = await detect_determinism(client.generate, await client.capabilities())
         watcher.note(f"engine {config.engine}: {seen.summary}")
         check_free_groups(config.arms, seen)
