@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -46,11 +47,13 @@ def test_the_arms_ask_as_their_names_say(finished_twin: tuple[Path, str]) -> Non
 def test_training_moves_the_weights_and_the_engine_follows(finished_twin: tuple[Path, str]) -> None:
     """The log-probs that the engine reports are those of the weights that the trainer has, at every step."""
     out, _ = finished_twin
+    nonce = json.loads((out / "experiment.json").read_text())["nonce"]
+    assert re.fullmatch("[0-9a-f]{8}", nonce)
     for store in stores(out):
         for step, row in enumerate(store.metrics()):
             assert row["train/train_rollout_logprob_abs_diff"] < 1e-4
             versions = store.rollout(step).table.column("weight_versions").to_pylist()
-            assert {tuple(version) for version in versions} == {(f"{store.name}-step{step}",)}
+            assert {tuple(version) for version in versions} == {(f"{nonce}-{store.name}-step{step}",)}
         losses = [row["rollout/rollout_log_probs"] for row in store.metrics()]
         assert len(set(losses)) == STEPS
 
