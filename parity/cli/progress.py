@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from parity.shown import shown
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -56,8 +58,8 @@ def progress(console: Console, quiet: bool, start: str, *, keep: bool = False) -
             task = bar.add_task(start, total=None, left=None)
 
             def note(text: str) -> None:
-                bar.console.print(text, style="dim", markup=False)
-                bar.update(task, description=text)
+                bar.console.print(shown(text), style="dim", markup=False)
+                bar.update(task, description=shown(text))
 
             def step(now: Step) -> None:
                 bar.update(task, completed=now.done, total=now.total, description=now.words, left=now.seconds_left)
@@ -66,7 +68,7 @@ def progress(console: Console, quiet: bool, start: str, *, keep: bool = False) -
     else:
         yield Shown(
             lambda now: click.echo(now.line, file=console.file) if now.line else None,
-            lambda text: click.echo(text, err=True),
+            lambda text: click.echo(shown(text), err=True),
         )
 
 
