@@ -32,6 +32,8 @@ class Capabilities:
         media_with_n: It takes media together with n > 1.
         media_lists: It takes media together with a list of prompts.
         lora_lists: It takes LoRA adapters together with a list of prompts.
+        shared_routing_key: A request of several samples may go by the first one's headers: their keys only spread the
+            load, and nothing was kept under the others'.
     """
 
     seeded: bool = False
@@ -44,6 +46,7 @@ class Capabilities:
     media_with_n: bool = True
     media_lists: bool = True
     lora_lists: bool = False
+    shared_routing_key: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +72,6 @@ CONDITIONS: Mapping[str, Condition] = MappingProxyType(
     {
         "switched_off": Condition("group sampling is not switched on", _BOTH, "host"),
         "evaluation": Condition("evaluation keeps one request a sample unless asked otherwise", _NATIVE, "host"),
-        "no_group_reward": Condition("this host rewards samples one by one while they are generated", _BOTH, "host"),
-        "partial_rollout": Condition(
-            "aborted groups come back with different prefixes, which one prompt cannot hold", _NATIVE, "host"
-        ),
         "middleware_router": Condition(
             "the host's own router keeps state per request and reads single answers only", _BOTH, "host"
         ),
@@ -85,9 +84,17 @@ CONDITIONS: Mapping[str, Condition] = MappingProxyType(
         ),
         "custom_generate": Condition("a custom generate function makes its own requests", _BOTH, "host"),
         "sample_generate": Condition("a sample of the group names its own generate function", _BOTH, "host"),
+        "disaggregated_prefill": Condition(
+            "with disaggregated prefill the warm-up and all samples of a request share one bootstrap room, which may "
+            "hang the engine",
+            _BOTH,
+            "host",
+        ),
+        "engine_unknown": Condition(
+            "the engines have a configuration file of their own and do not say how they run", _BOTH, "host"
+        ),
         "multi_turn": Condition("a conversation goes on after the first answer, each sample by itself", _BOTH, "host"),
         "weights_move": Condition("weights may change while the group is generated", _BOTH, "host"),
-        "loss_mask": Condition("a sample already carries a loss mask", _NATIVE, "host"),
         "finished_sample": Condition("a sample of the group needs no generation any more", _BOTH, "host"),
         "single_sample": Condition("a group of one is one request in every arm", _BOTH),
         "prompt_kinds_differ": Condition("some samples ask with text and some with ids", _BOTH),
@@ -226,7 +233,9 @@ _HOLDS: dict[str, Rule] = {
     ),
     "seeds_not_per_slot": lambda requests, can: not _seeds_fit(requests, can),
     "deterministic_inference": _clones,
-    "routing_keys_differ": lambda requests, _: _differ([request.headers for request in requests]),
+    "routing_keys_differ": lambda requests, can: (
+        not can.shared_routing_key and _differ([request.headers for request in requests])
+    ),
     "options_differ": lambda requests, _: _differ([_without(request.options, "lora_path") for request in requests]),
     "lora_adapter": lambda requests, _: any(request.options.get("lora_path") for request in requests),
     "lora_lists_refused": lambda requests, can: (

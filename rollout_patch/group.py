@@ -15,7 +15,9 @@ from rollout_patch.errors import OneSampleOnly, RequestAborted, RequestFailed
 from rollout_patch.media import Encoder, check_placeholders, encode_media, without_media
 from rollout_patch.permits import Permits
 from rollout_patch.requests import ARMS, PlannedRequest, SampleRequest, plan_requests
-from rollout_patch.responses import UNSENT, Output, check_group, read_response, unsent_output
+from rollout_patch.refusals import Refusals
+from rollout_patch.responses import UNSENT, Doubt, Output, check_group, read_response, unsent_output
+from rollout_patch.responses import refuse as refuse_doubt
 
 S = TypeVar("S")
 S_contra = TypeVar("S_contra", contravariant=True)
@@ -23,8 +25,6 @@ Post = Callable[[dict[str, Any], Mapping[str, str]], Awaitable[Any]]
 """Sends one payload with its headers; returns the decoded body of a 200, else raises one of `rollout_patch.errors`."""
 Recorder = Callable[[dict[str, Any]], None]
 """Takes each exchange as it ends."""
-Refusals = set[tuple[str, bool]]
-"""Arms that an engine refused, each by the name of its condition and whether the group had media."""
 
 _log = logging.getLogger("rollout_patch")
 
@@ -67,8 +67,9 @@ class GroupReport:
         outputs: One output a slot; an abort without tokens stands for a slot that was not sent any more.
         asked: What each slot asked for, media as the adapter gave them.
         aborted: The host aborted the group before any token came, and its samples are as they were.
-        notes: What else is worth counting: "abort_missed" (the group came back whole although it was aborted in flight)
-            and "permits_short" (a request held fewer permits than it has samples).
+        notes: What else is worth counting: "abort_missed" (the group came back whole although it was aborted in
+            flight), "permits_short" (a request held fewer permits than it has samples), "equal_answers" (all samples
+            of the group are the same tokens), and "doubts/" with each of `rollout_patch.responses.DOUBTS` that passed.
     """
 
     arm_asked: str
@@ -103,6 +104,7 @@ async def generate_group(
     aborted: Callable[[], bool] = _never,
     circumstances: Collection[str] = (),
     refused: Refusals | None = None,
+    strict: bool = True,
 ) -> GroupReport:
     """Generates the samples of one group and writes them into the host's samples.
 
@@ -127,8 +129,9 @@ async def generate_group(
             as media before anything is sent, because the engine drops what has no partner.
         aborted: Says whether the host has aborted generation; asked before each request is sent.
         circumstances: Names of `CONDITIONS` that the host's own flags decide.
-        refused: What the engine refused of earlier groups, which it is not asked again; what it refuses of this one,
-            and takes another way, is added.
+        refused: What the engine refused of earlier groups, which it is not asked for a while; what it refuses of this
+            one, and takes another way, is added.
+        strict: Whether `rollout_patch.responses.DOUBTS` refuse an answer; else they are logged once and noted.
 
     Raises:
         RequestFailed: The engine refused the group in every arm it may go, or did not answer.
@@ -138,14 +141,21 @@ async def generate_group(
     if arm not in ARMS:
         raise ValueError(f"arm {arm!r} is none of {ARMS}")
     sender = _Sender(post, retries, retry_wait, recorder, permits, aborted)
+    doubts: dict[str, None] = {}
+
+    def note_doubt(name: str, message: str) -> None:
+        doubts[name] = None
+        log_once(logging.WARNING, f"trained on all the same, as without the patch ({name}): {message}; said once", name)
+
+    doubt = refuse_doubt if strict else note_doubt
     snapshots = [adapter.snapshot(sample) for sample in samples]
     try:
         asked = [adapter.request(sample) for sample in samples]
         check_placeholders(asked, placeholders)
         names = conditions(asked, capabilities, circumstances)
         requests = asked if encoder is None else await encode_media(asked, encoder)
-        known = set() if refused is None else refused
-        used, reasons, outputs = await _by_eligible_arm(arm, requests, names, chunk, sender, known)
+        known = Refusals() if refused is None else refused
+        used, reasons, outputs = await _by_eligible_arm(arm, requests, names, chunk, sender, known, doubt)
         by_host = aborted() or any(output.id == UNSENT for output in outputs)
         nothing_came = by_host and all(output.finish_reason == "abort" and not output.output_ids for output in outputs)
         if nothing_came:
@@ -157,7 +167,13 @@ async def generate_group(
         _restore(adapter, samples, snapshots)
         raise
     missed = aborted() and all(output.finish_reason != "abort" for output in outputs)
-    notes = [name for name, holds in (("abort_missed", missed), ("permits_short", sender.permits_short)) if holds]
+    responses = [output.output_ids for output in outputs]
+    held = {
+        "abort_missed": missed,
+        "permits_short": sender.permits_short,
+        "equal_answers": len(responses) > 1 and bool(responses[0]) and all(one == responses[0] for one in responses),
+    }
+    notes = [*(name for name, holds in held.items() if holds), *(f"doubts/{name}" for name in doubts)]
     log_way(arm, used, reasons)
     return GroupReport(
         arm_asked=arm,
@@ -179,32 +195,35 @@ async def _by_eligible_arm(
     chunk: int | None,
     sender: _Sender,
     refused: Refusals,
+    doubt: Doubt,
 ) -> tuple[str, tuple[str, ...], list[Output]]:
     """Sends the group in the first arm that it may go and that the engine takes."""
     media = any(items for request in requests for items in request.media.values())
-    names = (*names, *(name for name, of_media in sorted(refused) if of_media == media))
+    names = (*names, *refused.names(media))
     now: list[str] = []
     while True:
         arm, reasons = choose_arm(asked, (*names, *now))
         plan = plan_requests(arm, requests, chunk)
         try:
             answers = await _gather(sender.send(planned, arm) for planned in plan)
-            outputs = _read_answers(plan, answers, requests)
+            outputs = _read_answers(plan, answers, requests, doubt)
         except (RequestFailed, OneSampleOnly) as failure:
             status = failure.status if isinstance(failure, RequestFailed) else 200
             if arm == "per-sample" or (isinstance(failure, RequestFailed) and status not in _CANNOT):
                 raise
             now.append(f"refused_{arm}")
             line = f"the engine refused a group of {len(requests)} sent {arm}: {failure}; said once"
-            _log_once(logging.WARNING, line, key=(arm, status))
+            log_once(logging.WARNING, line, key=(arm, status))
         else:
             if any(output.id != UNSENT for output in outputs):
-                refused.update((name, media) for name in now)
+                for name in now:
+                    refused.add(name, media)
+                refused.forget(f"refused_{arm}", media)
             return arm, reasons, outputs
 
 
 def _read_answers(
-    plan: Sequence[PlannedRequest], answers: Sequence[Any], requests: Sequence[SampleRequest]
+    plan: Sequence[PlannedRequest], answers: Sequence[Any], requests: Sequence[SampleRequest], doubt: Doubt
 ) -> list[Output]:
     """All outputs of a group in slot order, validated; `_UNSENT` answers become aborts without tokens."""
     outputs: list[Output] = []
@@ -213,9 +232,9 @@ def _read_answers(
         if answer is _UNSENT:
             outputs.extend(unsent_output() for _ in planned.slots)
         else:
-            outputs.extend(read_response(planned, answer, requests))
+            outputs.extend(read_response(planned, answer, requests, doubt))
             sent.extend(planned.slots)
-    check_group([outputs[slot] for slot in sent], [requests[slot] for slot in sent])
+    check_group([outputs[slot] for slot in sent], [requests[slot] for slot in sent], doubt)
     return outputs
 
 
@@ -311,9 +330,9 @@ def _restore(adapter: Adapter[S], samples: Sequence[S], snapshots: Sequence[obje
 def log_way(asked: str, used: str, reasons: Iterable[str]) -> None:
     """Logs that groups go a way, and each reason why not the one asked for; the counts go to the host's metrics."""
     if asked == used:
-        _log_once(logging.INFO, f"group sampling active: groups go {used}")
+        log_once(logging.INFO, f"group sampling active: groups go {used}")
     for reason in reasons:
-        _log_once(
+        log_once(
             logging.WARNING, f"groups that may not go {asked} ({reason}): {CONDITIONS[reason].sentence}; said once"
         )
 
@@ -321,13 +340,13 @@ def log_way(asked: str, used: str, reasons: Iterable[str]) -> None:
 def log_never(asked: str, reasons: Iterable[str]) -> None:
     """Warns, once a process, that flags rule out every group's going the way asked for."""
     sentences = "; ".join(f"{reason}: {CONDITIONS[reason].sentence}" for reason in reasons)
-    _log_once(logging.WARNING, f"no group can go {asked} with these flags: {sentences}")
+    log_once(logging.WARNING, f"no group can go {asked} with these flags: {sentences}")
 
 
 _said: set[Any] = set()
 
 
-def _log_once(level: int, line: str, key: Any = None) -> None:
+def log_once(level: int, line: str, key: Any = None) -> None:
     """Logs a line, once a process for each key; without a key, for each line."""
     if (key or line) not in _said:
         _said.add(key or line)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 
 
 class Permits:
@@ -25,9 +25,26 @@ class Permits:
     @asynccontextmanager
     async def hold(self, count: int) -> AsyncIterator[int]:
         """Holds permits for `count` sequences, and gives how many: `count`, or the capacity if that is less."""
-        held = min(count, self.capacity)
-        async with AsyncExitStack() as stack:
-            async with self._taking:
-                for _ in range(held):
-                    await stack.enter_async_context(self._semaphore)
+        held = await self.take(count)
+        try:
             yield held
+        finally:
+            self.give_back(held)
+
+    async def take(self, count: int) -> int:
+        """Takes permits for `count` sequences, all of them or, when cancelled, none; gives how many."""
+        held = min(count, self.capacity)
+        async with self._taking:
+            taken = 0
+            try:
+                for taken in range(held):  # noqa: B007 (how many are held when it is cancelled)
+                    await self._semaphore.acquire()
+            except BaseException:
+                self.give_back(taken)
+                raise
+        return held
+
+    def give_back(self, held: int) -> None:
+        """Gives back what `take` gave."""
+        for _ in range(held):
+            self._semaphore.release()

@@ -7,7 +7,7 @@ triples of log-probability, token id and text or null. An item aborted in the wa
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import ne
 from sys import float_info
@@ -24,6 +24,27 @@ _IDS = range(2**31)
 _ROUNDING = 1e-4
 """How far above 0 a log-probability may be: log-softmax rounds that of a certain token to slightly more than 0."""
 
+DOUBTS = (
+    "mixed_weight_versions",
+    "weight_version_type",
+    "missing_id",
+    "missing_prompt_tokens",
+    "positive_logprob",
+)
+"""What may be wrong with an answer although each sample of it is whole and in its place: hosts train on it."""
+
+Doubt = Callable[[str, str], None]
+"""Takes one of `DOUBTS` and what was found; raises, or lets it pass."""
+
+
+def refuse(name: str, message: str) -> None:
+    """Lets nothing pass.
+
+    Raises:
+        ResponseRefused: Always.
+    """
+    raise ResponseRefused(message)
+
 
 @dataclass(frozen=True, slots=True)
 class Output:
@@ -39,7 +60,7 @@ class Output:
         prompt_tokens: Length of the prompt as the engine counts it.
         cached_tokens: How many of them came from its prefix cache.
         weight_version: The version of the weights that made the response.
-        id: The engine's id of the sample.
+        id: The engine's id of the sample; `None` where it gives none.
         meta_info: The rest, as received.
     """
 
@@ -51,17 +72,20 @@ class Output:
     prompt_tokens: int | None
     cached_tokens: int | None
     weight_version: str | None
-    id: str
+    id: str | None
     meta_info: Mapping[str, Any] = field(repr=False)
 
 
-def read_response(planned: PlannedRequest, response: Any, requests: Sequence[SampleRequest]) -> list[Output]:
+def read_response(
+    planned: PlannedRequest, response: Any, requests: Sequence[SampleRequest], doubt: Doubt = refuse
+) -> list[Output]:
     """The outputs of one answer, in the order of the request's slots.
 
     Args:
         planned: The request that was sent.
         response: The decoded body of its 200.
         requests: What each slot of the group asks for.
+        doubt: What becomes of `DOUBTS`.
 
     Raises:
         OneSampleOnly: One sample stands where several were asked for.
@@ -76,7 +100,10 @@ def read_response(planned: PlannedRequest, response: Any, requests: Sequence[Sam
     items = response if isinstance(response, list) else [response]
     if len(items) != len(planned.slots):
         raise ResponseRefused(f"asked for {len(planned.slots)} samples, got {len(items)}")
-    return [_read_item(item, requests[slot], f"slot {slot}") for slot, item in zip(planned.slots, items, strict=True)]
+    return [
+        _read_item(item, requests[slot], f"slot {slot}", doubt)
+        for slot, item in zip(planned.slots, items, strict=True)
+    ]
 
 
 UNSENT = ""
@@ -89,18 +116,19 @@ def unsent_output() -> Output:
     return Output("", [], [], "abort", None, None, None, None, UNSENT, {"finish_reason": reason})
 
 
-def check_group(outputs: Sequence[Output], requests: Sequence[SampleRequest]) -> None:
+def check_group(outputs: Sequence[Output], requests: Sequence[SampleRequest], doubt: Doubt = refuse) -> None:
     """What must hold between the samples that came back; both arguments have one entry for each of them.
 
     Raises:
-        ResponseRefused: Two samples have one id, the group mixes weight versions, or equal prompts were counted
-            differently.
+        ResponseRefused: Two samples have one id, equal prompts were counted differently, or `doubt` refuses that the
+            group mixes weight versions.
     """
-    ids = [output.id for output in outputs]
+    ids = [output.id for output in outputs if output.id is not None]
     if len(set(ids)) != len(ids):
         raise ResponseRefused(f"{len(ids)} samples have {len(set(ids))} different ids: {_shown(ids)}")
     if len(versions := {output.weight_version for output in outputs}) > 1:
-        raise ResponseRefused(f"one group has samples of {len(versions)} weight versions: {sorted(map(str, versions))}")
+        found = f"one group has samples of {len(versions)} weight versions: {sorted(map(str, versions))}"
+        doubt("mixed_weight_versions", found)
     if any(request.input_ids is None or request.media for request in requests):
         _check_prompt_counts(outputs, requests)
 
@@ -119,7 +147,7 @@ def _check_prompt_counts(outputs: Sequence[Output], requests: Sequence[SampleReq
             )
 
 
-def _read_item(item: Any, request: SampleRequest, place: str) -> Output:
+def _read_item(item: Any, request: SampleRequest, place: str, doubt: Doubt) -> Output:
     if not isinstance(item, dict):
         raise ResponseRefused(f"{place}: an item is an object, not {_shown(item)}")
     meta = item.get("meta_info")
@@ -129,7 +157,7 @@ def _read_item(item: Any, request: SampleRequest, place: str) -> Output:
     kind = reason.get("type") if isinstance(reason, dict) else None
     if not isinstance(reason, dict) or kind not in FINISH_REASONS:
         raise ResponseRefused(f"{place}: meta_info.finish_reason.type is one of {FINISH_REASONS}, not {_shown(reason)}")
-    ids, logprobs = _tokens(item, meta, place)
+    ids, logprobs = _tokens(item, meta, place, doubt)
     if logprobs is None and request.options.get("return_logprob"):
         raise ResponseRefused(f"{place}: log-probabilities were asked for, and meta_info has no output_token_logprobs")
     _check_lengths(meta, ids, kind, place)
@@ -139,15 +167,17 @@ def _read_item(item: Any, request: SampleRequest, place: str) -> Output:
         logprobs=logprobs,
         finish_reason=kind,
         matched=reason.get("matched"),
-        prompt_tokens=_prompt_tokens(meta, request, kind, place),
+        prompt_tokens=_prompt_tokens(meta, request, kind, place, doubt),
         cached_tokens=_typed(meta, "cached_tokens", int, place),
-        weight_version=_weight_version(meta, place),
-        id=_id(meta, place),
+        weight_version=_weight_version(meta, place, doubt),
+        id=_id(meta, place, doubt),
         meta_info=meta,
     )
 
 
-def _tokens(item: dict[str, Any], meta: dict[str, Any], place: str) -> tuple[list[int], list[float] | None]:
+def _tokens(
+    item: dict[str, Any], meta: dict[str, Any], place: str, doubt: Doubt
+) -> tuple[list[int], list[float] | None]:
     """Ids and log-probs out of the triples where there are any, compared with `output_ids` where both are there."""
     ids = _typed(item, "output_ids", list, place)
     triples = _typed(meta, "output_token_logprobs", list, place)
@@ -173,7 +203,7 @@ def _tokens(item: dict[str, Any], meta: dict[str, Any], place: str) -> tuple[lis
             f"{place}: token {first} is {ids[first]} in output_ids and {own_ids[first]} in output_token_logprobs"
         )
     _check_ids(ids, place)
-    _check_logprobs(logprobs, place)
+    _check_logprobs(logprobs, place, doubt)
     return ids, logprobs
 
 
@@ -183,20 +213,24 @@ def _check_ids(ids: list[Any], place: str) -> None:
         raise ResponseRefused(f"{place}: token {at} is {_shown(ids[at])}, not an id")
 
 
-def _check_logprobs(logprobs: list[Any], place: str) -> None:
+def _check_logprobs(logprobs: list[Any], place: str, doubt: Doubt) -> None:
     """Column by column, which spares a loop over tokens; only NaN differs from itself."""
-    if logprobs and (
+    if not logprobs:
+        return
+    if (
         not set(map(type, logprobs)) <= {float, int}
         or any(map(ne, logprobs, logprobs))
         or min(logprobs) < -float_info.max
-        or max(logprobs) > _ROUNDING
+        or max(logprobs) > float_info.max
     ):
         at = next(
             at
             for at, value in enumerate(logprobs)
-            if type(value) not in (float, int) or not -float_info.max <= value <= _ROUNDING
+            if type(value) not in (float, int) or not -float_info.max <= value <= float_info.max
         )
         raise ResponseRefused(f"{place}: the log-probability of token {at} is {_shown(logprobs[at])}")
+    if (most := max(logprobs)) > _ROUNDING:
+        doubt("positive_logprob", f"{place}: the log-probability of token {logprobs.index(most)} is {_shown(most)}")
 
 
 def _check_lengths(meta: dict[str, Any], ids: list[int], kind: str, place: str) -> None:
@@ -205,25 +239,29 @@ def _check_lengths(meta: dict[str, Any], ids: list[int], kind: str, place: str) 
         raise ResponseRefused(f"{place}: {len(ids)} output_ids and completion_tokens {counted}")
 
 
-def _prompt_tokens(meta: dict[str, Any], request: SampleRequest, kind: str, place: str) -> int | None:
+def _prompt_tokens(meta: dict[str, Any], request: SampleRequest, kind: str, place: str, doubt: Doubt) -> int | None:
     """The engine's count of the prompt, equal to that of plain ids sent; an item aborted in the queue may lack it."""
     counted: int | None = _typed(meta, "prompt_tokens", int, place)
     if counted is None and kind != "abort":
-        raise ResponseRefused(f"{place}: meta_info has no prompt_tokens")
+        doubt("missing_prompt_tokens", f"{place}: meta_info has no prompt_tokens")
     sent = len(request.input_ids) if request.input_ids is not None and not any(request.media.values()) else None
     if counted is not None and sent is not None and counted != sent:
         raise ResponseRefused(f"{place}: the prompt sent has {sent} tokens, the answer counts {counted}")
     return counted
 
 
-def _weight_version(meta: dict[str, Any], place: str) -> str | None:
+def _weight_version(meta: dict[str, Any], place: str, doubt: Doubt) -> str | None:
     spans = _typed(meta, "weight_versions", list, place) or []
     if not all(isinstance(span, dict) for span in spans):
         raise ResponseRefused(f"{place}: weight_versions are a list of objects, not {_shown(spans)}")
     versions = {str(span.get("version")) for span in spans}
     if len(versions) > 1:
-        raise ResponseRefused(f"{place}: one sample has tokens of {len(versions)} weight versions: {sorted(versions)}")
-    version: str | None = _typed(meta, "weight_version", str, place)
+        found = f"{place}: one sample has tokens of {len(versions)} weight versions: {sorted(versions)}"
+        doubt("mixed_weight_versions", found)
+    version = meta.get("weight_version")
+    if version is not None and not isinstance(version, str):
+        doubt("weight_version_type", f"{place}: weight_version is str, not {_shown(version)}")
+        return str(version)
     return version
 
 
@@ -234,11 +272,11 @@ def _typed(mapping: dict[str, Any], name: str, kind: type, place: str) -> Any:
     return value
 
 
-def _id(meta: dict[str, Any], place: str) -> str:
+def _id(meta: dict[str, Any], place: str, doubt: Doubt) -> str | None:
     identity: str | None = _typed(meta, "id", str, place)
     if not identity:
-        raise ResponseRefused(f"{place}: meta_info has no id")
-    return identity
+        doubt("missing_id", f"{place}: meta_info has no id")
+    return identity or None
 
 
 def _shown(value: Any) -> str:

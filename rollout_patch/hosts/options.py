@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,9 @@ from rollout_patch.assignment import DESIGNS, Assignment, fixed, probe, switchba
 from rollout_patch.requests import ARMS
 
 _SHARE = 0.1
+_OF_ARGUMENTS, _OF_ENVIRONMENT = "rollout_patch_", "ROLLOUT_PATCH_"
+SWITCH = "SGLANG_NATIVE_GROUP_SAMPLING"
+"""The variable of Relax's launchers that switches group sampling on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +31,8 @@ class Options:
         seed_per_slot: The engine gives sample i of a request the seed `sampling_seed` + i.
         share: The share of groups that a probe asks for in both arms.
         evaluation: Groups are evaluated this way too, by a host that evaluates groups.
+        strict: What is doubtful in an answer, but trained on without the patch, ends the rollout.
+        allow_unknown_host: The host's functions may have other bodies than those that the plug-in was tested with.
     """
 
     arm: str = "native"
@@ -36,6 +43,8 @@ class Options:
     seed_per_slot: bool = False
     share: float = _SHARE
     evaluation: bool = False
+    strict: bool = False
+    allow_unknown_host: bool = False
 
     def assign(self, *, seed: int, rollout_id: int, group_index: int) -> Assignment:
         """The arms of one group."""
@@ -51,8 +60,11 @@ def read_options(args: Any, environment: Mapping[str, str]) -> Options:
     """Options out of the host's arguments, `rollout_patch_<name>`, or else the environment, `ROLLOUT_PATCH_<NAME>`.
 
     Raises:
-        ValueError: A value is none that the option has; the message names it.
+        ValueError: There is no such option, or a value is none that it has; the message names it.
     """
+    given_names = [name for name in vars(args) if name.startswith(_OF_ARGUMENTS)] if hasattr(args, "__dict__") else []
+    _refuse_unknown(given_names, [f"{_OF_ARGUMENTS}{name}" for name in Options.__slots__])
+    refuse_unknown_variables(environment)
     given = {name: _given(name, args, environment) for name in Options.__slots__}
     arm, design, chunk = given["arm"] or "native", given["design"] or "fixed", given["chunk"]
     if arm not in ARMS:
@@ -71,8 +83,51 @@ def read_options(args: Any, environment: Mapping[str, str]) -> Options:
         parameter_lists=_truth("parameter_lists", given["parameter_lists"]),
         seed_per_slot=_truth("seed_per_slot", given["seed_per_slot"]),
         share=_share(given["share"]),
-        evaluation=_truth("evaluation", given["evaluation"]),
+        **{name: _truth(name, given[name]) for name in ("evaluation", "strict", "allow_unknown_host")},
     )
+
+
+def allows_unknown_host(args: Any) -> bool:
+    """Whether the host's functions may have other bodies than the known ones; read before any other option.
+
+    Raises:
+        ValueError: The option has no such value.
+    """
+    return _truth("allow_unknown_host", _given("allow_unknown_host", args, os.environ))
+
+
+def refuse_unknown_variables(environment: Mapping[str, str]) -> None:
+    """Refuses variables that look like options and are none.
+
+    Raises:
+        ValueError: The message names what may have been meant.
+    """
+    ours = [name for name in environment if name.upper().startswith(_OF_ENVIRONMENT)]
+    _refuse_unknown(ours, [f"{_OF_ENVIRONMENT}{name.upper()}" for name in Options.__slots__])
+    stem = SWITCH.rpartition("_")[0]
+    _refuse_unknown([name for name in environment if name.upper().startswith(stem)], [SWITCH])
+    switched_on(environment)
+
+
+def switched_on(environment: Mapping[str, str]) -> bool:
+    """Whether Relax's launcher switches group sampling on.
+
+    Raises:
+        ValueError: The variable is neither 0 nor 1.
+    """
+    value = environment.get(SWITCH, "0")
+    if value not in ("", "0", "1"):
+        raise ValueError(f"{SWITCH} is {value!r}; it is 0 or 1")
+    return value == "1"
+
+
+def _refuse_unknown(given: Iterable[str], known: list[str]) -> None:
+    for name in given:
+        if name not in known:
+            meant = get_close_matches(name.lower(), [one.lower() for one in known], n=1, cutoff=0.5)
+            close = next((one for one in known if meant and one.lower() == meant[0]), None)
+            hint = f"did you mean {close}?" if close else f"there are {', '.join(known)}"
+            raise ValueError(f"there is no option {name}; {hint}")
 
 
 def _share(value: Any) -> float:

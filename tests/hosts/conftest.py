@@ -27,11 +27,12 @@ class SeededServer:
     """An engine and its router in one: what it answers is a function of prompt and seed, in whatever way it is asked.
 
     Without a seed, the k-th answer to a prompt takes k. Requests that `holds` names wait until they are aborted, when
-    samples in `queued_slots` were still in the engine's queue. With `upstream` it is the router alone, and an engine
+    samples in `queued_slots` were still in the engine's queue. What it says of itself is `info`. With `upstream` it is the router alone, and an engine
     there answers.
     """
 
     def __init__(self) -> None:
+        self.info: dict[str, Any] = {}
         self.requests: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.refuse: Callable[[dict[str, Any]], tuple[int, Any] | None] = lambda body: None
@@ -42,6 +43,7 @@ class SeededServer:
         self._in_flight = 0
         self._asked: dict[str, int] = {}
         self._number = 0
+        self._aborting_until = 0.0
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
 
@@ -62,6 +64,7 @@ class SeededServer:
         app.router.add_post("/abort_request", self._abort)
         app.router.add_get("/workers", self._workers)
         app.router.add_get("/v1/loads", self._loads)
+        app.router.add_get("/server_info", self._info)
         self._runner = web.AppRunner(app)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", 0)
@@ -71,11 +74,15 @@ class SeededServer:
     async def _workers(self, request: web.Request) -> web.Response:
         return web.json_response({"workers": [{"url": f"http://127.0.0.1:{self.port}"}]})
 
+    async def _info(self, request: web.Request) -> web.Response:
+        return web.json_response({"version": "0.5.23", **self.info})
+
     async def _loads(self, request: web.Request) -> web.Response:
         return web.json_response({"loads": [{"num_running_reqs": 0, "num_waiting_reqs": 0}]})
 
     async def _abort(self, request: web.Request) -> web.Response:
         self._aborted.set()
+        self._aborting_until = self._loop.time() + 0.3
         await asyncio.sleep(0.05)
         self._aborted.clear()
         return web.json_response("")
@@ -92,7 +99,8 @@ class SeededServer:
         self.most_in_flight = max(self.most_in_flight, self._in_flight)
         aborted = False
         if self.holds(body):
-            await self._aborted.wait()
+            if self._loop.time() > self._aborting_until:
+                await self._aborted.wait()
             aborted = True
         else:
             await asyncio.sleep(0.005)

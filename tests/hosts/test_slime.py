@@ -347,21 +347,23 @@ def test_a_group_aborted_half_in_the_queue_keeps_what_came_and_goes_on(
         assert 0 < sample.response_length == len(sample.rollout_log_probs) == len(sample.loss_mask) <= 8
 
 
-def test_an_abort_before_anything_was_sent_gives_the_group_back_as_it_was(
+def test_a_group_aborted_before_any_output_is_marked_aborted_and_goes_native_again(
     slime: Any, arguments: Any, rollout: Any, server: Any, data_source: Any
 ) -> None:
-    args = arguments(
-        partial_rollout=True, rollout_batch_size=1, over_sampling_batch_size=3, sglang_server_concurrency=N
-    )
     source = data_source(slime.Sample, ["two", *PROMPTS[::2]], N)
-    before = [
-        sample.to_dict() for group in data_source(slime.Sample, ["two", *PROMPTS[::2]], N)._groups for sample in group
-    ]
     server.holds = lambda body: len(body["input_ids"]) > 5
-    rollout(generate_rollout, args, source)
-    unsent = [sample for group in source.given_back for sample in group if not sample.response]
-    assert len(unsent) == N
-    assert [{**sample.to_dict(), "trace": None} for sample in unsent] == [{**row, "trace": None} for row in before[-N:]]
+    scarce = {"partial_rollout": True, "rollout_batch_size": 1, "sglang_server_concurrency": N}
+    rollout(generate_rollout, arguments(**scarce, over_sampling_batch_size=3), source)
+    empty = [sample for group in source.given_back for sample in group if not sample.response]
+    assert {(sample.status, sample.response_length, sample.reward) for sample in empty} == {
+        (slime.Sample.Status.ABORTED, 0, None)
+    }
+    unsent = {sample.group_index for sample in empty}
+    server.holds = lambda body: False
+    resumed, _ = rollout(generate_rollout, arguments(partial_rollout=True, rollout_batch_size=2), source)
+    assert resumed.metrics["rollout_patch/native_groups"] == len(unsent)
+    for sample in (sample for group in resumed.samples for sample in group):
+        assert len(sample.tokens) == len(sample.prompt) + sample.response_length
 
 
 def test_exchanges_samples_and_assignments_are_recorded(arguments: Any, rollout: Any, tmp_path: Path) -> None:

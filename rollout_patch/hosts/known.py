@@ -1,0 +1,62 @@
+"""Bodies of the hosts' functions with which the plug-in was tested; written by tools/hosts/known_bodies.py."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+BODIES: Mapping[str, Mapping[str, Mapping[str, str]]] = {
+    "slime": {
+        "slime.rollout.sglang_rollout.generate": {
+            "a6e0427558bc": "slime a6272da0d (2026-08-06)",
+            "47cb3690faf0": "slime 624b824a8 (2026-08-21)",
+        },
+        "slime.rollout.sglang_rollout.generate_and_rm": {
+            "0a0fa9375689": "slime a6272da0d (2026-08-06)",
+        },
+        "slime.rollout.sglang_rollout.generate_and_rm_group": {
+            "3cf1b304c2bd": "slime a6272da0d (2026-08-06)",
+        },
+        "slime.utils.http_utils._post": {
+            "97af928b6839": "slime a6272da0d (2026-08-06)",
+        },
+    },
+    "miles": {
+        "miles.rollout.inference_rollout.inference_rollout_common.generate_and_rm": {
+            "cece40ae51d4": "miles fd2b6eaf9 (2026-08-11)",
+            "8e0a4cb8d613": "miles 31f1ca961 (2026-08-21)",
+        },
+        "miles.rollout.inference_rollout.inference_rollout_common.generate_and_rm_group": {
+            "0b50da688824": "miles fd2b6eaf9 (2026-08-11)",
+        },
+        "miles.rollout.generate_hub.single_turn.generate": {
+            "b8606f41992d": "miles fd2b6eaf9 (2026-08-11)",
+        },
+        "miles.rollout.sglang_rollout.generate": {
+            "3219ab180a98": "miles fd2b6eaf9 (2026-08-11)",
+        },
+        "miles.rollout.sglang_rollout.generate_and_rm": {
+            "21c2c2c02ab0": "miles fd2b6eaf9 (2026-08-11)",
+        },
+        "miles.rollout.sglang_rollout.generate_and_rm_group": {
+            "6e1c7e8a6c22": "miles fd2b6eaf9 (2026-08-11)",
+        },
+        "miles.utils.http_utils._post": {
+            "cecf7226be03": "miles fd2b6eaf9 (2026-08-11)",
+        },
+    },
+    "relax": {
+        "relax.engine.rollout.sglang_rollout.generate": {
+            "2a2589f672cd": "relax 2b223c65d (2026-06-14)",
+        },
+        "relax.engine.rollout.sglang_rollout.generate_and_rm": {
+            "02ff054003c2": "relax 2b223c65d (2026-06-14)",
+        },
+        "relax.engine.rollout.sglang_rollout.generate_and_rm_group": {
+            "543a5c842a0e": "relax 2b223c65d (2026-06-14)",
+        },
+        "relax.utils.http_utils._post": {
+            "27a58a9b5fa4": "relax 2b223c65d (2026-06-14)",
+        },
+    },
+}
+"""By host, function and fingerprint: the revision in which the body was first tested."""
