@@ -14,8 +14,8 @@ from rollout_patch.eligibility import CONDITIONS, Capabilities, choose_arm, cond
 from rollout_patch.errors import OneSampleOnly, RequestAborted, RequestFailed
 from rollout_patch.media import Encoder, check_placeholders, encode_media, without_media
 from rollout_patch.permits import Permits
-from rollout_patch.requests import ARMS, PlannedRequest, SampleRequest, plan_requests
 from rollout_patch.refusals import Refusals
+from rollout_patch.requests import ARMS, PlannedRequest, SampleRequest, plan_requests
 from rollout_patch.responses import UNSENT, Doubt, Output, check_group, read_response, unsent_output
 from rollout_patch.responses import refuse as refuse_doubt
 

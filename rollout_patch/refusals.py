@@ -28,7 +28,9 @@ class Refusals:
     def names(self, media: bool) -> tuple[str, ...]:
         """The conditions that hold now, for groups with or without media."""
         now = self.clock()
-        return tuple(sorted(name for (name, of_media), until in self._until.items() if of_media == media and now < until))
+        return tuple(
+            sorted(name for (name, of_media), until in self._until.items() if of_media == media and now < until)
+        )
 
     def add(self, name: str, media: bool) -> None:
         """A group was refused in an arm, and taken in another."""

@@ -101,8 +101,7 @@ def read_response(
     if len(items) != len(planned.slots):
         raise ResponseRefused(f"asked for {len(planned.slots)} samples, got {len(items)}")
     return [
-        _read_item(item, requests[slot], f"slot {slot}", doubt)
-        for slot, item in zip(planned.slots, items, strict=True)
+        _read_item(item, requests[slot], f"slot {slot}", doubt) for slot, item in zip(planned.slots, items, strict=True)
     ]
 
 

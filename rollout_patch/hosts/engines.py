@@ -51,7 +51,7 @@ class Engines:
         }
         rest = ", ".join(f"{name} {'/'.join(values)}" for name, values in special.items() if values)
         silent = f"; {len(self.silent)} did not say how they run" if self.silent else ""
-        return f"{len(self.infos)} engines of version {'/'.join(versions) or 'unknown'}{', ' + rest if rest else ''}{silent}"
+        return f"{len(self.infos)} of version {'/'.join(versions) or 'unknown'}{', ' + rest if rest else ''}{silent}"
 
     def _any(self, holds: Callable[[Mapping[str, Any]], bool]) -> bool:
         return any(holds(info) for info in self.infos.values())

@@ -123,7 +123,7 @@ def _form(value: Any, top: bool = False) -> str:
     return f"{type(value).__name__}({','.join(kept)})"
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _named(host: str) -> str:
     """A host with its installed version."""
     try:

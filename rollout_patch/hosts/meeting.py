@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -18,9 +19,10 @@ from typing import Any
 from rollout_patch.errors import PatchError, RequestFailed, UnsupportedHost
 from rollout_patch.permits import Permits
 
+_log = logging.getLogger("rollout_patch")
 
 PATIENCE = 600.0
-"""Seconds after which a sample no longer waits for its siblings: all hold their permits and have only media to process."""
+"""Seconds that a sample waits for its siblings, which hold their permits too and have only media to process."""
 
 
 class RolloutEnded(BaseException):
@@ -151,7 +153,11 @@ class Meeting:
                 permits = Permits(asyncio.Semaphore(held), held)
             answers = await self._generate({slot: asked for slot, (asked, _) in waiting.items()}, permits)
         except RequestFailed as failure:
-            self._fail(waiting, failure.__cause__ or failure)
+            _log.warning("a request for %d samples failed: %s", len(waiting), failure)
+            error = failure.__cause__ or failure
+            if hasattr(error, "add_note"):  # from Python 3.11 on
+                error.add_note(str(failure))
+            self._fail(waiting, error)
         except PatchError as error:
             self._fail(waiting, RolloutEnded(error))
         except Exception as error:
@@ -165,8 +171,8 @@ class Meeting:
 
     def _give_up(self) -> None:
         if self._waiting:
-            what = f"{len(self._waiting)} of a group's {len(self._slots)} samples came to the host's post in {PATIENCE:g} s"
-            error = UnsupportedHost(f"{what}, and {len(self._coming)} are still to come")
+            what = f"{len(self._waiting)} of a group's {len(self._slots)} samples came to the host's post"
+            error = UnsupportedHost(f"{what}, and {len(self._coming)} did not in {PATIENCE:g} s")
             self._fail(self._waiting, RolloutEnded(error))
 
     @staticmethod

@@ -27,7 +27,8 @@ class SeededServer:
     """An engine and its router in one: what it answers is a function of prompt and seed, in whatever way it is asked.
 
     Without a seed, the k-th answer to a prompt takes k. Requests that `holds` names wait until they are aborted, when
-    samples in `queued_slots` were still in the engine's queue. What it says of itself is `info`. With `upstream` it is the router alone, and an engine
+    samples in `queued_slots` were still in the engine's queue. What it says of itself is `info`, and
+    `changes` plants what is wrong in its items. With `upstream` it is the router alone, and an engine
     there answers.
     """
 
@@ -37,6 +38,7 @@ class SeededServer:
         self.headers: list[dict[str, str]] = []
         self.refuse: Callable[[dict[str, Any]], tuple[int, Any] | None] = lambda body: None
         self.holds: Callable[[dict[str, Any]], bool] = lambda body: False
+        self.changes: Callable[[dict[str, Any]], None] = lambda item: None
         self.queued_slots: frozenset[int] = frozenset()
         self.upstream: str | None = None
         self.most_in_flight = 0
@@ -124,6 +126,8 @@ class SeededServer:
         if aborted:
             for slot in self.queued_slots & set(range(len(items))):
                 as_queued(items[slot])
+        for item in items:
+            self.changes(item)
         return items if is_list or n > 1 else items[0]
 
     def _item(self, prompt: Any, params: dict[str, Any], slot: int, aborted: bool) -> dict[str, Any]:

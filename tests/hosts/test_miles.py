@@ -19,7 +19,7 @@ import two_images
 from host_rollouts import PROMPTS, N, common_arguments, rows_without, settle
 from made_up_modules import made_up
 
-from rollout_patch import UnsupportedHost
+from rollout_patch import ResponseRefused, UnsupportedHost
 from rollout_patch.hosts import calls
 from rollout_patch.hosts.miles import GroupRolloutFn, generate_rollout
 
@@ -247,11 +247,13 @@ def test_evaluation_is_stocks_own(
     assert seen == [own]
 
 
-def test_routing_keys_of_samples_keep_them_apart(arguments: Any, rollout: Any) -> None:
-    args = arguments(sglang_router_policy="consistent_hashing")
-    output, requests = rollout(args, patched=True)
-    assert len(requests) == N * len(PROMPTS)
-    assert output.metrics["rollout_patch/fallback/routing_keys_differ"] == len(PROMPTS)
+@pytest.mark.parametrize("policy", ["consistent_hashing", "manual"])
+def test_a_group_goes_by_its_first_samples_routing_key(arguments: Any, rollout: Any, server: Any, policy: str) -> None:
+    output, requests = rollout(arguments(sglang_router_policy=policy), patched=True)
+    keys = {group[0].routing_key for group in output.samples}
+    assert len(requests) == output.metrics["rollout_patch/native_groups"] == len(PROMPTS)
+    assert {headers["X-SMG-Routing-Key"] for headers in server.headers[-len(PROMPTS) :]} == keys
+    assert len({sample.routing_key for group in output.samples for sample in group}) == N * len(PROMPTS)
 
 
 def test_bad_gateways_are_retried_by_the_group(
@@ -366,15 +368,72 @@ def test_the_dashboard_sees_each_sample_begin_and_end(arguments: Any, rollout: A
     assert len(seen[0]) == 3 * N * len(PROMPTS)
 
 
-def test_another_signature_is_refused_with_what_was_found(
-    miles: Any, arguments: Any, rollout: Any, monkeypatch: pytest.MonkeyPatch
+def test_another_body_is_refused_by_name_or_allowed_and_said(
+    miles: Any, path: str, arguments: Any, rollout: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    async def newer(group: Any) -> Any:
-        raise AssertionError("never called")
+    """Miles' retry loop would drop the group and fetch another for ever."""
+    from miles.rollout.inference_rollout import inference_rollout_common as common
 
-    monkeypatch.setattr(miles, "generate_and_rm_group", newer)
-    with pytest.raises(UnsupportedHost, match=r"takes \('group',\)"):
+    module = miles if path == "legacy" else common
+    stock = module.generate_and_rm
+
+    async def newer(first: Any, sample: Any, sampling_params: Any, evaluation: bool = False) -> Any:
+        sample.metadata["newer"] = True
+        return await stock(first, sample, sampling_params, evaluation)
+
+    monkeypatch.setattr(module, "generate_and_rm", newer)
+    with pytest.raises(UnsupportedHost) as refused:
         rollout(arguments(), patched=True)
+    assert f"{module.__name__}.generate_and_rm" in str(refused.value)
+    assert "31f1ca961" in str(refused.value)
+    allowed, _ = rollout(arguments(rollout_patch_allow_unknown_host=1, rollout_patch_record=str(tmp_path)), True)
+    assert allowed.metrics["rollout_patch/unknown_host"] == 1
+    assert all(sample.metadata["newer"] for group in allowed.samples for sample in group)
+    lines = [json.loads(line) for line in (tmp_path / "rollout.groups.jsonl").read_text().splitlines()]
+    assert all("generate_and_rm" in line["unknown_host"] for line in lines) and len(lines) == len(PROMPTS)
+
+
+@pytest.mark.parametrize("planted", ["no group_index", "mixed versions, strict"])
+def test_an_error_of_the_plug_in_ends_the_rollout_and_is_no_group_to_be_dropped(
+    miles: Any, arguments: Any, rollout: Any, server: Any, data_source: Any, planted: str
+) -> None:
+    prompts = [f"{number}" for number in range(40)]
+    source = data_source(miles.Sample, prompts, N)
+    if planted == "no group_index":
+        options, error = {"rollout_patch_design": "switchback"}, UnsupportedHost
+        for sample in (sample for group in source._groups for sample in group):
+            sample.group_index = None
+    else:
+        options, error = {"rollout_patch_strict": True}, ResponseRefused
+        server.changes = lambda item: item["meta_info"].update(weight_version=len(item["text"]))
+    with pytest.raises(error):
+        rollout(arguments(**options), True, source)
+    assert len(source._groups) >= len(prompts) - 2 * len(PROMPTS)
+    assert len(server.requests) <= len(PROMPTS)
+
+
+def test_what_stock_trains_on_is_trained_on_and_counted(miles: Any, arguments: Any, rollout: Any, server: Any) -> None:
+    def doubtful(item: dict[str, Any]) -> None:
+        item["meta_info"]["weight_version"] = server._number
+        item["meta_info"]["output_token_logprobs"][0][0] = 0.01
+        del item["meta_info"]["id"]
+
+    server.changes = doubtful
+    stock, _ = rollout(arguments(), patched=False)
+    server._asked.clear()
+    server._number = 0
+    patched, _ = rollout(arguments(), patched=True)
+    names = ("mixed_weight_versions", "weight_version_type", "missing_id", "positive_logprob")
+    counts = {name: patched.metrics[f"rollout_patch/doubts/{name}"] for name in names}
+    assert counts == dict.fromkeys(names, len(PROMPTS))
+    left_out = {"weight_versions"}
+    kept = [
+        [{name: value for name, value in row.items() if name not in left_out} for row in rows(one)]
+        for one in (stock, patched)
+    ]
+    assert [len(one) for one in kept] == [N * len(PROMPTS)] * 2
+    assert all(row["weight_versions"] for row in rows(patched))
+    assert sorted(row["response"] for row in kept[0]) == sorted(row["response"] for row in kept[1])
 
 
 @pytest.mark.timeout(600)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from argparse import Namespace
-from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -14,8 +15,9 @@ import pytest
 import two_images
 from host_rollouts import PROMPTS, N, as_queued, common_arguments, rows_without, settle
 
-from rollout_patch import UnsupportedHost, probe
+from rollout_patch import PatchError, UnsupportedHost, probe
 from rollout_patch.hosts import calls
+from rollout_patch.hosts.engines import Engines
 from rollout_patch.hosts.options import Options
 from rollout_patch.hosts.slime import generate_rollout
 
@@ -105,31 +107,58 @@ def test_one_native_body_is_the_stock_body_with_n(slime: Any, arguments: Any, ro
     assert len(set(lists)) == len(lists)
 
 
-def test_traces_carry_the_engines_numbers_as_stock(slime: Any, arguments: Any, rollout: Any) -> None:
-    stock, _ = rollout(slime.generate_rollout, arguments())
-    patched, _ = rollout(generate_rollout, arguments())
-    kinds = []
-    for output in (stock, patched):
-        sample = output.samples[0][0]
-        spans = [event for event in sample.trace["events"] if event.get("name") == "sglang_generate"]
-        kinds.append([(event["type"], sorted(event.get("attrs") or {})) for event in spans])
-    assert kinds[0] == kinds[1]
-    assert any("e2e_latency" in attrs for _, attrs in kinds[1])
+def spans_of(sample: Any) -> list[tuple[Any, ...]]:
+    """Each event of a sample's trace in order: its type, name, the span that it is in, and its attributes' names."""
+    names = {event["span_id"]: event["name"] for event in sample.trace["events"] if "span_id" in event}
+    return [
+        (event["type"], event["name"], names.get(event.get("parent_span_id")), sorted(event.get("attrs") or {}))
+        for event in sample.trace["events"]
+    ]
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"custom_generate_function_path": "host_test_reward.custom_generate"}, {"group_rm": True}]
+    "changes",
+    [
+        {},
+        {"custom_generate_function_path": "host_test_reward.custom_generate"},
+        {"group_rm": True},
+        {"rollout_sample_hook_path": ["host_test_reward.hook"]},
+        {**SEEDED, "rollout_patch_parameter_lists": True},
+    ],
 )
-def test_each_sample_is_traced_in_its_group_as_often_as_in_stock(
-    slime: Any, arguments: Any, rollout: Any, changes: dict[str, Any]
+def test_traces_are_stocks_span_by_span(
+    slime: Any, arguments: Any, rollout: Any, server: Any, changes: dict[str, Any]
 ) -> None:
-    spans = []
+    traces = []
     for function in (slime.generate_rollout, generate_rollout):
         output, _ = rollout(function, arguments(**changes))
-        events = [event for event in output.samples[0][0].trace["events"] if event["type"] == "span_start"]
-        spans.append(Counter(event["name"] for event in events if event["name"] != "generate_and_rm"))
-    assert spans[0] == spans[1]
-    assert spans[1]["generate_and_rm_group"] == 1
+        traces.append([spans_of(sample) for group in output.samples for sample in group])
+        for event in (one for group in output.samples for sample in group for one in sample.trace["events"]):
+            if event["name"] == "sglang_generate" and event["type"] == "span_end":
+                start = next(
+                    one["ts"]
+                    for one in (e for g in output.samples for s in g for e in s.trace["events"])
+                    if one.get("span_id") == event["span_id"] and one["type"] == "span_start"
+                )
+                assert event["ts"] - start >= 0.005  # as long as the engine takes
+    assert traces[0] == traces[1]
+    assert all(len(trace) > 4 for trace in traces[1])
+
+
+def test_traces_of_aborted_groups_are_stocks(
+    slime: Any, arguments: Any, rollout: Any, server: Any, data_source: Any
+) -> None:
+    kept = []
+    for function in (slime.generate_rollout, generate_rollout):
+        source = data_source(slime.Sample, PROMPTS, N)
+        server.holds = lambda body: len(body["input_ids"]) > 5
+        changes = {"partial_rollout": True, "rollout_batch_size": 1, "over_sampling_batch_size": 3}
+        rollout(function, arguments(**changes), source)
+        kept.append([spans_of(sample) for group in source.given_back for sample in group])
+    assert kept[0] == kept[1]
+    started = [event for trace in kept[1] for event in trace if event[0] == "span_start"]
+    ended = [event for trace in kept[1] for event in trace if event[0] == "span_end"]
+    assert len(started) == len(ended) > 0
 
 
 def test_fewer_permits_than_samples_complete(arguments: Any, rollout: Any, server: Any) -> None:
@@ -503,21 +532,159 @@ def test_a_failed_group_is_the_hosts_error_as_in_stock(arguments: Any, rollout: 
         rollout(generate_rollout, arguments())
 
 
-def test_another_signature_is_refused_with_what_was_found(
+def test_another_body_is_refused_by_name_or_allowed_and_said(
     slime: Any, arguments: Any, rollout: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def newer(args: Any, group: Any, sampling_params: Any, evaluation: bool = False, budget: int = 0) -> Any:
-        raise AssertionError("never called")
+    async def post(client: Any, url: str, payload: Any, max_retries: int = 60, headers: Any = None) -> Any:
+        return await stock(client, url, payload, max_retries, headers)
 
-    monkeypatch.setattr(slime, "generate_and_rm_group", newer)
-    with pytest.raises(UnsupportedHost, match="'budget'"):
+    from slime.utils import http_utils
+
+    stock = http_utils._post
+    monkeypatch.setattr(http_utils, "_post", post)
+    with pytest.raises(UnsupportedHost) as refused:
+        rollout(generate_rollout, arguments())
+    assert all(word in str(refused.value) for word in ("slime.utils.http_utils._post", "624b824a8", "a6272da0d"))
+    output, _ = rollout(generate_rollout, arguments(rollout_patch_allow_unknown_host=True))
+    assert output.metrics["rollout_patch/unknown_host"] == 1
+    assert output.metrics["rollout_patch/native_groups"] == len(PROMPTS)
+
+
+@pytest.mark.parametrize(("name", "allowed"), [("generate_and_rm", False), ("GenerateState", True)])
+def test_a_name_that_is_missing_is_refused_whatever_is_allowed(
+    slime: Any, arguments: Any, rollout: Any, monkeypatch: pytest.MonkeyPatch, name: str, allowed: bool
+) -> None:
+    args = arguments(rollout_patch_allow_unknown_host=allowed)
+    monkeypatch.delattr(slime, name)
+    with pytest.raises(UnsupportedHost, match=f"has no slime.rollout.sglang_rollout.{name};"):
+        generate_rollout(args, 3, "source")
+
+
+def test_a_rollout_that_no_longer_calls_the_plug_in_is_an_error(
+    slime: Any, arguments: Any, rollout: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stock_group = slime.generate_and_rm_group
+
+    def submit(self: Any, samples: list[Any]) -> None:
+        for group in samples:
+            work = stock_group(self.args, group, sampling_params=self.sampling_params.copy(), evaluation=False)
+            self.pendings.add(asyncio.create_task(work))
+        self.remaining_batch_size += len(samples)
+
+    monkeypatch.setattr(slime.GenerateState, "submit_generate_tasks", submit)
+    with pytest.raises(UnsupportedHost, match="no group came by"):
         rollout(generate_rollout, arguments())
 
 
+def test_a_step_that_the_host_adds_is_run(
+    slime: Any, arguments: Any, rollout: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stock = slime.generate_and_rm
+
+    async def generate_and_rm(args: Any, sample: Any, sampling_params: Any, evaluation: bool = False) -> Any:
+        done = await stock(args, sample, sampling_params, evaluation=evaluation)
+        done.metadata["another step"] = done.response_length
+        return done
+
+    monkeypatch.setattr(slime, "generate_and_rm", generate_and_rm)
+    output, requests = rollout(generate_rollout, arguments(rollout_patch_allow_unknown_host=True))
+    assert len(requests) == len(PROMPTS)
+    assert all(one.metadata["another step"] == one.response_length for group in output.samples for one in group)
+
+
+@pytest.mark.parametrize(
+    ("info", "reason"),
+    [
+        ({"disaggregation_mode": "prefill"}, "disaggregated_prefill"),
+        ({"speculative_algorithm": "NGRAM"}, "speculative_decoding"),
+    ],
+)
+def test_what_the_engine_says_of_itself_rules_groups_out(
+    arguments: Any, rollout: Any, server: Any, info: dict[str, Any], reason: str
+) -> None:
+    server.info = info
+    output, requests = rollout(generate_rollout, arguments())
+    assert len(requests) == N * len(PROMPTS)
+    assert output.metrics[f"rollout_patch/fallback/{reason}"] == len(PROMPTS)
+
+
+def test_an_engine_that_is_deterministic_without_a_flag_of_the_host_gets_no_n(
+    arguments: Any, rollout: Any, server: Any
+) -> None:
+    server.info = {"enable_deterministic_inference": True}
+    output, _ = rollout(generate_rollout, arguments())
+    assert output.metrics["rollout_patch/fallback/deterministic_inference"] == len(PROMPTS)
+    assert output.metrics["rollout_patch/native_groups"] == 0
+
+
+def test_engines_of_a_file_that_say_nothing_are_not_asked_for_groups(
+    arguments: Any, rollout: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls, "ask_engines", _asked_in_vain)
+    for given, native in (({}, len(PROMPTS)), ({"sglang_config": "engines.yaml"}, 0)):
+        output, _ = rollout(generate_rollout, arguments(**given))
+        assert output.metrics["rollout_patch/native_groups"] == native
+        assert output.metrics.get("rollout_patch/fallback/engine_unknown", 0) == (0 if native else len(PROMPTS))
+
+
+async def _asked_in_vain(router: str, get: Any) -> Engines:
+    return Engines({}, (router,))
+
+
+@pytest.mark.parametrize("wrong", [-1, 1])
+def test_group_rewards_of_another_number_are_named(
+    arguments: Any, rollout: Any, reward_module: Any, wrong: int
+) -> None:
+    right = reward_module.reward
+    name = f"reward_of_another_number_{wrong + 1}"
+
+    async def reward(args: Any, samples: Any, **named: Any) -> Any:
+        rewards = await right(args, samples, **named)
+        return rewards[:-1] if wrong < 0 else [*rewards, 1.0]
+
+    setattr(reward_module, name, reward)
+    group_reward = {"group_rm": True, "custom_rm_path": f"host_test_reward.{name}"}
+    output, _ = rollout(generate_rollout, arguments(**group_reward))
+    assert output.metrics["rollout_patch/doubts/reward_count"] == len(PROMPTS)
+    missing = [sample.reward is None for group in output.samples for sample in group]
+    assert sum(missing) == (len(PROMPTS) if wrong < 0 else 0)
+    with pytest.raises(PatchError, match=f"returned {N + wrong} rewards for {N} samples"):
+        rollout(generate_rollout, arguments(**group_reward, rollout_patch_strict=1))
+
+
+def test_text_that_is_missing_is_stocks_error(slime: Any, arguments: Any, rollout: Any, server: Any) -> None:
+    server.changes = lambda item: item.pop("text")
+    for function in (slime.generate_rollout, generate_rollout):
+        with pytest.raises(KeyError, match="text"):
+            rollout(function, arguments())
+
+
+def test_equal_answers_of_a_group_are_counted(arguments: Any, rollout: Any, server: Any) -> None:
+    def alike(item: dict[str, Any]) -> None:
+        item.update(text="a", output_ids=[97])
+        item["meta_info"].update(completion_tokens=1, output_token_logprobs=[[-0.5, 97, None]])
+
+    output, _ = rollout(generate_rollout, arguments())
+    assert "rollout_patch/equal_answers" not in output.metrics
+    server.changes = alike
+    output, _ = rollout(generate_rollout, arguments())
+    assert output.metrics["rollout_patch/equal_answers"] == len(PROMPTS)
+
+
+def test_metadata_need_not_be_made_to_be_copied(slime: Any, arguments: Any, rollout: Any, data_source: Any) -> None:
+    lock = threading.Lock()
+    for options in ({}, {"rollout_patch_design": "probe", "rollout_patch_share": 1}):
+        source = data_source(slime.Sample, PROMPTS, N)
+        for sample in (sample for group in source._groups for sample in group):
+            sample.metadata.update(lock=lock, module=threading)
+        output, _ = rollout(generate_rollout, arguments(**options), source)
+        assert all(sample.metadata["lock"] is lock for group in output.samples for sample in group)
+
+
 def test_the_hosts_functions_are_its_own_again_afterwards(slime: Any, arguments: Any, rollout: Any) -> None:
-    own = (slime.generate_and_rm_group, slime.post, slime.encode_image_for_rollout_engine, slime.trace_span)
+    own = dict(vars(slime))
     rollout(generate_rollout, arguments())
-    assert own == (slime.generate_and_rm_group, slime.post, slime.encode_image_for_rollout_engine, slime.trace_span)
+    assert dict(vars(slime)) == own
 
 
 @pytest.mark.timeout(600)

@@ -16,12 +16,12 @@ from unittest import mock
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from random_engine import BEHAVIOURS, RandomEngine
+from rollout_patch.hosts.stock import Stock, StockAdapter
 
 from rollout_patch import Capabilities, RequestFailed, fixed
 from rollout_patch.hosts import calls as calls_module
 from rollout_patch.hosts.calls import RolloutCalls, Turn
 from rollout_patch.hosts.options import Options
-from rollout_patch.hosts.stock import Stock, StockAdapter
 
 N = 3
 

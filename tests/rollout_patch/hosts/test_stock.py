@@ -8,9 +8,9 @@ from typing import Any
 
 import hypothesis
 import pytest
+from rollout_patch.hosts.stock import NothingToSend, Stock, StockAdapter, drive, replaced, require
 
 from rollout_patch import Output, UnsupportedHost
-from rollout_patch.hosts.stock import NothingToSend, Stock, StockAdapter, drive, replaced, require
 
 
 class HostSample:
