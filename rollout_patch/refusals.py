@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 REFUSED_IN_A_ROW = 2
-"""How many groups in a row an engine must refuse in an arm before others are spared it; one alone may be an accident."""
+"""How many groups in a row an engine must refuse in an arm before others are spared it; one may be an accident."""
 
 ASKED_AGAIN_AFTER = 600.0
 """Seconds after which a group is sent in a refused arm once more."""

@@ -66,7 +66,8 @@ class Way:
         attempts: How often its `post` sends a request.
         conditions: The names of `CONDITIONS` that its flags and these samples decide.
         args: Its arguments.
-        copies_lack: Arguments of its group function that copies, which are only compared, must not have.
+        callbacks: Arguments of its group function that are called for each sample; never for copies, and with a
+            second arm once that has ended too.
     """
 
     state_of: Callable[[Any], Any]
@@ -76,7 +77,7 @@ class Way:
     attempts: int
     conditions: Callable[[Sequence[Any]], Sequence[str]]
     args: Any
-    copies_lack: Collection[str] = ()
+    callbacks: Collection[str] = ()
 
     @property
     def router(self) -> str:
@@ -176,17 +177,25 @@ class RolloutCalls:
             arguments = bound.arguments
             state, group = way.state_of(next(iter(arguments.values()))), arguments["group"]
             evaluation = bool(arguments.get("evaluation", False))
+            later: list[Callable[[], None]] = []
+            if self.options.design == "probe":
+                called = {name: arguments[name] for name in way.callbacks if arguments.get(name) is not None}
+                arguments.update({name: functools.partial(later.append, call) for name, call in called.items()})
 
             async def host_code(samples: list[Any], trained: bool) -> list[Any]:
-                left_out = () if trained else way.copies_lack
+                left_out = () if trained else way.callbacks
                 own = {name: value for name, value in arguments.items() if name not in left_out} | {"group": samples}
                 call = inspect.BoundArguments(signature, own)  # type: ignore[arg-type]
                 return list(await stock_group(*call.args, **call.kwargs))
 
             self.groups += evaluation is self.evaluation
-            if evaluation is not self.evaluation or (state.aborted and not evaluation):
-                return await host_code(group, trained=True)
-            return await self._by_options(way, state, group, host_code)
+            try:
+                if evaluation is not self.evaluation or (state.aborted and not evaluation):
+                    return await host_code(group, trained=True)
+                return await self._by_options(way, state, group, host_code)
+            finally:
+                for call in later:
+                    call()
 
         return generate_and_rm_group
 
@@ -317,7 +326,8 @@ class RolloutCalls:
         ]
         try:
             done = await ask(group, Turn(assignment, assignment.arms[0], trained=True))
-            await asyncio.gather(*others)
+            if others:
+                await asyncio.gather(*others)
         except BaseException:
             for other in others:
                 other.cancel()

@@ -101,7 +101,8 @@ class Meeting:
             left = [task for task in (*self._seated, *self._work) if not task.done() and task is not own]
             for task in left:
                 task.cancel()
-            await asyncio.gather(*left, return_exceptions=True)
+            if left:  # else the group returns in the very step in which its last sample is done, as in stock
+                await asyncio.gather(*left, return_exceptions=True)
 
     @contextmanager
     def seat(self, sample: Any) -> Iterator[None]:

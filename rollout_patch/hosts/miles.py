@@ -70,7 +70,7 @@ class GroupRolloutFn:
                 *sample_conditions(group, common.Sample.Status),
             ],
             args=args,
-            copies_lack=("sample_done_callback",),
+            callbacks=("sample_done_callback",),
         )
         encode = self._endpoint.encode_image_for_rollout_engine
         try:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import itertools
 import json
 from argparse import Namespace
 from collections.abc import Callable, Iterator
@@ -413,8 +414,10 @@ def test_an_error_of_the_plug_in_ends_the_rollout_and_is_no_group_to_be_dropped(
 
 
 def test_what_stock_trains_on_is_trained_on_and_counted(miles: Any, arguments: Any, rollout: Any, server: Any) -> None:
+    versions = itertools.count()
+
     def doubtful(item: dict[str, Any]) -> None:
-        item["meta_info"]["weight_version"] = server._number
+        item["meta_info"]["weight_version"] = next(versions)
         item["meta_info"]["output_token_logprobs"][0][0] = 0.01
         del item["meta_info"]["id"]
 

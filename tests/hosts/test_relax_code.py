@@ -5,7 +5,6 @@ What its rollout imports and never uses in these tests is made up: the trainer's
 
 from __future__ import annotations
 
-import copy
 import importlib
 import importlib.util
 import json
@@ -143,11 +142,13 @@ def rollout(relax: Any, server: Any, data_source: Any) -> Callable[..., Any]:
     ("options", "arm"),
     [({"rollout_patch_seed_per_slot": True}, "native"), ({"rollout_patch_parameter_lists": True}, "batched")],
 )
+@pytest.mark.parametrize("group_rm", [True, False])
 def test_seeded_samples_and_training_tensors_are_equal_for_a_request_a_group(
-    relax: Any, arguments: Any, rollout: Any, options: dict[str, Any], arm: str
+    relax: Any, arguments: Any, rollout: Any, options: dict[str, Any], arm: str, group_rm: bool
 ) -> None:
-    stock, stock_queue, stock_requests = rollout(relax.generate_rollout, arguments(**SEEDED))
-    patched, queue, requests = rollout(generate_rollout, arguments(**SEEDED, **options))
+    changes = {**SEEDED, "group_rm": group_rm}
+    stock, stock_queue, stock_requests = rollout(relax.generate_rollout, arguments(**changes))
+    patched, queue, requests = rollout(generate_rollout, arguments(**changes, **options))
     assert (len(stock_requests), len(requests)) == (N * len(PROMPTS), len(PROMPTS))
 
     def by_index(output: Any) -> list[dict[str, Any]]:
@@ -290,9 +291,7 @@ def test_fewer_permits_than_samples_complete(arguments: Any, rollout: Any, serve
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"group_rm": False}, "no_group_reward"),
         ({"custom_generate_function_path": "host_test_reward.custom_generate"}, "custom_generate"),
-        ({"partial_rollout": True}, "partial_rollout"),
         (SEEDED, "deterministic_inference"),
     ],
 )
@@ -302,10 +301,7 @@ def test_what_falls_back_is_what_stock_makes(
     _, stock_queue, stock_requests = rollout(relax.generate_rollout, arguments(**changes))
     patched, queue, requests = rollout(generate_rollout, arguments(**changes))
     assert patched.metrics[f"rollout_patch/fallback/{reason}"] == len(PROMPTS)
-    if reason == "partial_rollout":
-        assert patched.metrics["rollout_patch/batched_groups"] == len(PROMPTS)
-    else:
-        assert in_any_order(requests) == in_any_order(stock_requests)
+    assert in_any_order(requests) == in_any_order(stock_requests)
     assert queue.columns.keys() == stock_queue.columns.keys()
     assert len(queue.columns["tokens"]) == N * len(PROMPTS)
 
@@ -352,9 +348,9 @@ def test_partial_outputs_of_an_abort_come_back_to_the_buffer(
     source = data_source(relax.Sample, PROMPTS, N)
     kept: list[Any] = []
     source.add_samples = lambda groups: kept.extend(sample for group in groups for sample in group)
-    server.holds = lambda body: len(body["input_ids"][0]) > 5
+    server.holds = lambda body: len(body["input_ids"]) > 5
     output, _, _ = rollout(generate_rollout, args, source)
-    assert output.metrics["rollout_patch/batched_groups"] == 3
+    assert output.metrics["rollout_patch/native_groups"] == 3
     assert [sample.prompt for sample in output.samples[0]] == ["two"] * N
     assert len(kept) == 2 * N
     assert all(sample.status == relax.Sample.Status.ABORTED and sample.abort_count == 1 for sample in kept)
@@ -368,7 +364,7 @@ def test_a_group_aborted_half_in_the_queue_keeps_what_came_and_goes_on(
     source = data_source(relax.Sample, PROMPTS, N)
     kept: list[Any] = []
     source.add_samples = kept.extend
-    server.holds = lambda body: len(body["input_ids"][0]) > 5
+    server.holds = lambda body: len(body["input_ids"]) > 5
     server.queued_slots = frozenset({1, 3})
     args = arguments(partial_rollout=True, rollout_batch_size=1, over_sampling_batch_size=3)
     rollout(generate_rollout, args, source)
@@ -394,7 +390,7 @@ def test_tokens_of_an_earlier_rollout_are_masked_where_asked(
     kept: list[Any] = []
     source = data_source(relax.Sample, PROMPTS, N)
     source.add_samples = kept.extend
-    server.holds = lambda body: len(body["input_ids"][0]) > 5
+    server.holds = lambda body: len(body["input_ids"]) > 5
     rollout(generate_rollout, arguments(**masked, rollout_batch_size=1, over_sampling_batch_size=3), source)
 
     server.holds = lambda body: False
@@ -406,18 +402,20 @@ def test_tokens_of_an_earlier_rollout_are_masked_where_asked(
         assert sample.loss_mask == [0] + [1] * (sample.response_length - 1)
 
 
-def test_an_abort_before_anything_was_sent_leaves_the_group_as_it_was(
+def test_a_group_aborted_before_any_output_is_marked_and_counted_as_stock_does(
     relax: Any, arguments: Any, rollout: Any, server: Any, data_source: Any
 ) -> None:
     source = data_source(relax.Sample, ["two", *PROMPTS[::2]], N)
-    last = source._groups[-1]
-    before = [copy.deepcopy(sample.to_dict()) for sample in last]
+    kept: list[Any] = []
+    source.add_samples = kept.extend
     server.holds = lambda body: len(body["input_ids"]) > 5
-    args = arguments(rollout_batch_size=1, over_sampling_batch_size=3, sglang_server_concurrency=N)
-    output, _, requests = rollout(generate_rollout, args, source)
-    assert len(requests) == 2
-    assert output.metrics["rollout_patch/aborted_groups"] == 1
-    assert [sample.to_dict() for sample in last] == before
+    scarce = {"rollout_batch_size": 1, "over_sampling_batch_size": 3, "sglang_server_concurrency": N}
+    output, _, _ = rollout(generate_rollout, arguments(partial_rollout=True, **scarce), source)
+    empty = [sample for group in kept for sample in group if not sample.response]
+    assert output.metrics["rollout_patch/aborted_groups"] * N == len(empty) > 0
+    assert {(sample.status, sample.abort_count, sample.reward) for sample in empty} == {
+        (relax.Sample.Status.ABORTED, 1, None)
+    }
 
 
 def test_a_probe_fills_the_queue_with_one_arm_only(arguments: Any, rollout: Any, tmp_path: Path) -> None:
@@ -516,26 +514,31 @@ def test_relaxs_own_parsers_take_what_the_launcher_adds(relax: Any) -> None:
     assert (off.group_rm, off.sglang_router_policy, unknown) == (False, None, [])
     assert off.rollout_function_path == "relax.engine.rollout.sglang_rollout.generate_rollout"
     on, unknown = parser.parse_known_args(launcher_flags({"SGLANG_NATIVE_GROUP_SAMPLING": "1"}))
-    assert (on.group_rm, on.sglang_router_policy, unknown) == (True, "round_robin", [])
+    assert (on.group_rm, on.sglang_router_policy, unknown) == (False, "round_robin", [])
     assert importlib.import_module("relax.utils.misc").load_function(on.rollout_function_path) is generate_rollout
 
 
-def test_another_signature_is_refused_with_what_was_found(
+def test_another_body_is_refused_by_name_or_allowed_and_said(
     relax: Any, arguments: Any, rollout: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def newer(args: Any, group: Any, sampling_params: Any, evaluation: bool = False, budget: int = 0) -> Any:
-        raise AssertionError("never called")
+    stock = relax.generate_and_rm
 
-    monkeypatch.setattr(relax, "generate_and_rm_group", newer)
-    with pytest.raises(UnsupportedHost, match="'budget'"):
+    async def newer(args: Any, sample: Any, sampling_params: Any, *, request_model: Any = None, **named: Any) -> Any:
+        return await stock(args, sample, sampling_params, **named)
+
+    monkeypatch.setattr(relax, "generate_and_rm", newer)
+    with pytest.raises(UnsupportedHost) as refused:
         rollout(generate_rollout, arguments())
+    assert f"{relax.__name__}.generate_and_rm" in str(refused.value) and "2b223c6" in str(refused.value)
+    output, _, requests = rollout(generate_rollout, arguments(rollout_patch_allow_unknown_host=1))
+    assert len(requests) == output.metrics["rollout_patch/native_groups"] == len(PROMPTS)
+    assert output.metrics["rollout_patch/unknown_host"] == 1
 
 
 def test_relaxs_functions_are_its_own_again_afterwards(relax: Any, arguments: Any, rollout: Any) -> None:
-    names = ("generate_and_rm_group", "post", "_run_image_processor", "_encode_multimodal_inputs", "_log_rollout_data")
-    own = [getattr(relax, name) for name in names]
+    own = dict(vars(relax))
     rollout(generate_rollout, arguments())
-    assert own == [getattr(relax, name) for name in names]
+    assert dict(vars(relax)) == own
 
 
 @pytest.mark.timeout(600)

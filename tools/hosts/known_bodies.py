@@ -63,7 +63,7 @@ def main(*given: str) -> None:
         for name, found in bodies(host, repository, revision):
             known[host].setdefault(name, {}).setdefault(found, label(host, repository, revision))
     print(
-        '"""Bodies of the hosts\' functions with which the plug-in was tested; written by tools/hosts/known_bodies.py."""'
+        '"""Bodies of hosts\' functions that the plug-in was tested with; written by tools/hosts/known_bodies.py."""'
     )
     print("\nfrom __future__ import annotations\n\nfrom collections.abc import Mapping\n")
     print("BODIES: Mapping[str, Mapping[str, Mapping[str, str]]] = {")
