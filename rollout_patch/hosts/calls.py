@@ -185,7 +185,7 @@ class RolloutCalls:
             async def host_code(samples: list[Any], trained: bool) -> list[Any]:
                 left_out = () if trained else way.callbacks
                 own = {name: value for name, value in arguments.items() if name not in left_out} | {"group": samples}
-                call = inspect.BoundArguments(signature, own)  # type: ignore[arg-type]
+                call = inspect.BoundArguments(signature, own)
                 return list(await stock_group(*call.args, **call.kwargs))
 
             self.groups += evaluation is self.evaluation
@@ -264,7 +264,7 @@ class RolloutCalls:
         try:
             done = await meeting.run(code)
         except BaseException:
-            if not meeting.handed_out:
+            if len(meeting.answered) < len(group):
                 for sample, attributes in zip(group, before, strict=True):
                     restore(sample, attributes)
             raise
@@ -399,6 +399,8 @@ class RolloutCalls:
         for state, name, stock in self._shared:
             setattr(state, name, stock)
         self._shared.clear()
+        if self._engines is not None and not self._engines.done():
+            self._engines.get_loop().call_soon_threadsafe(self._engines.cancel)
         if self.recording:
             self.recording.close()
 

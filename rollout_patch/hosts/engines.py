@@ -46,7 +46,7 @@ class Engines:
         """One line for the log: how many engines, their versions, and what else matters."""
         versions = sorted({str(info.get("version")) for info in self.infos.values()})
         special = {
-            name: sorted({str(info[name]) for info in self.infos.values() if info.get(name) not in _USUAL})
+            name: sorted({str(info[name]) for info in self.infos.values() if str(info.get(name)) not in _USUAL})
             for name in SAID
         }
         rest = ", ".join(f"{name} {'/'.join(values)}" for name, values in special.items() if values)
@@ -57,7 +57,7 @@ class Engines:
         return any(holds(info) for info in self.infos.values())
 
 
-_USUAL = (None, "", "null", False, 0, 1, [], {})
+_USUAL = ("None", "", "null", "False", "0", "1", "[]", "{}")
 SAID = (
     "disaggregation_mode",
     "speculative_algorithm",

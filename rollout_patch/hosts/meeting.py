@@ -72,7 +72,7 @@ class Meeting:
     def __init__(self, group: Sequence[Any], together: bool, trained: bool, generate: Generate) -> None:
         self.together = together
         self.trained = trained
-        self.handed_out = False
+        self.answered: set[int] = set()
         self.met: set[int] = set()
         self.notes: list[str] = []
         self._slots = {id(sample): slot for slot, sample in enumerate(group)}
@@ -135,7 +135,7 @@ class Meeting:
         else:
             self._send([slot])
         answer = await future
-        self.handed_out = True
+        self.answered.add(slot)
         return answer
 
     def _send_if_all_are_there(self) -> None:

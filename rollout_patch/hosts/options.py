@@ -62,8 +62,9 @@ def read_options(args: Any, environment: Mapping[str, str]) -> Options:
     Raises:
         ValueError: There is no such option, or a value is none that it has; the message names it.
     """
-    given_names = [name for name in vars(args) if name.startswith(_OF_ARGUMENTS)] if hasattr(args, "__dict__") else []
-    _refuse_unknown(given_names, [f"{_OF_ARGUMENTS}{name}" for name in Options.__slots__])
+    _refuse_unknown(
+        _OF_ARGUMENTS, getattr(args, "__dict__", {}), [f"{_OF_ARGUMENTS}{name}" for name in Options.__slots__]
+    )
     refuse_unknown_variables(environment)
     given = {name: _given(name, args, environment) for name in Options.__slots__}
     arm, design, chunk = given["arm"] or "native", given["design"] or "fixed", given["chunk"]
@@ -102,10 +103,8 @@ def refuse_unknown_variables(environment: Mapping[str, str]) -> None:
     Raises:
         ValueError: The message names what may have been meant.
     """
-    ours = [name for name in environment if name.upper().startswith(_OF_ENVIRONMENT)]
-    _refuse_unknown(ours, [f"{_OF_ENVIRONMENT}{name.upper()}" for name in Options.__slots__])
-    stem = SWITCH.rpartition("_")[0]
-    _refuse_unknown([name for name in environment if name.upper().startswith(stem)], [SWITCH])
+    _refuse_unknown(_OF_ENVIRONMENT, environment, [f"{_OF_ENVIRONMENT}{name.upper()}" for name in Options.__slots__])
+    _refuse_unknown(SWITCH.removesuffix("SAMPLING"), environment, [SWITCH])
     switched_on(environment)
 
 
@@ -121,12 +120,13 @@ def switched_on(environment: Mapping[str, str]) -> bool:
     return value == "1"
 
 
-def _refuse_unknown(given: Iterable[str], known: list[str]) -> None:
+def _refuse_unknown(prefix: str, given: Iterable[str], known: list[str]) -> None:
+    """Refuses names that begin as options do, in whatever case, and are none."""
     for name in given:
-        if name not in known:
-            meant = get_close_matches(name.lower(), [one.lower() for one in known], n=1, cutoff=0.5)
-            close = next((one for one in known if meant and one.lower() == meant[0]), None)
-            hint = f"did you mean {close}?" if close else f"there are {', '.join(known)}"
+        if name.lower().startswith(prefix.lower()) and name not in known:
+            ends = {one[len(prefix) :].lower(): one for one in known}
+            meant = get_close_matches(name[len(prefix) :].lower(), ends, n=1)
+            hint = f"did you mean {ends[meant[0]]}?" if meant else f"there are {', '.join(known)}"
             raise ValueError(f"there is no option {name}; {hint}")
 
 

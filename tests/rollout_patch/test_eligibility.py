@@ -144,8 +144,6 @@ def test_every_condition_of_relax_and_of_miles_has_a_name() -> None:
         "switched_off",
         "evaluation",
         "single_sample",
-        "no_group_reward",
-        "partial_rollout",
         "middleware_router",
         "on_policy_distillation",
         "routing_replay",
@@ -157,7 +155,6 @@ def test_every_condition_of_relax_and_of_miles_has_a_name() -> None:
         "prompts_differ",
         "media_differ",
         "resumed",
-        "loss_mask",
         "finished_sample",
     }
     miles = {

@@ -21,7 +21,10 @@ from rollout_patch import (
     ResponseRefused,
     generate_group,
     group,
+    group_metrics,
 )
+from rollout_patch.refusals import ASKED_AGAIN_AFTER, Refusals
+from rollout_patch.responses import DOUBTS
 
 Group = list[SimpleNamespace]
 MakeGroup = Callable[..., Group]
@@ -154,26 +157,40 @@ async def test_a_router_that_drops_what_asks_for_several_is_asked_another_way(
         await generate_group(asked, make_group(3), adapter=adapter, post=engine.post)
 
 
-async def test_what_was_refused_once_is_not_asked_again_for_such_groups(
+async def test_an_arm_that_was_refused_is_asked_again_after_a_while(
     engine: Any, adapter: Any, make_group: MakeGroup
 ) -> None:
-    refused: set[tuple[str, bool]] = set()
+    now = 0.0
+    refused = Refusals(clock=lambda: now)
 
-    async def ask(group: Group) -> Any:
-        return await generate_group("native", group, adapter=adapter, post=engine.post, refused=refused)
+    async def ask(**changes: Any) -> tuple[Any, ...]:
+        group = make_group(3, **changes)
+        report = await generate_group("native", group, adapter=adapter, post=engine.post, refused=refused)
+        return report.arm_used, report.requests, report.reasons
 
     images = {"media": {"image_data": ["an image"]}}
+    fell_back = ("batched", 2, ("refused_native",))
+    engine.script = [RequestFailed(400, "an accident")]
+    assert await ask() == fell_back
+    assert await ask() == ("native", 1, ())  # one refusal costs one group
+    engine.script = [RequestFailed(400, "no n with images"), None] * 2
+    assert [await ask(**images), await ask(**images)] == [fell_back] * 2
+    assert await ask(**images) == ("batched", 1, ("refused_native",))
+    assert await ask() == ("native", 1, ())  # groups without media are another matter
+    now = ASKED_AGAIN_AFTER
     engine.script = [RequestFailed(400, "no n with images")]
-    reports = [await ask(make_group(3, **images)), await ask(make_group(3, **images)), await ask(make_group(3))]
-    assert [report.requests for report in reports] == [2, 1, 1]
-    assert [report.arm_used for report in reports] == ["batched", "batched", "native"]
-    assert [report.reasons for report in reports] == [("refused_native",), ("refused_native",), ()]
+    assert await ask(**images) == fell_back
+    assert await ask(**images) == ("batched", 1, ("refused_native",))
+    now = 2 * ASKED_AGAIN_AFTER
+    assert await ask(**images) == ("native", 1, ())
+    engine.script = [RequestFailed(400, "an accident")]
+    assert [await ask(**images), await ask(**images)] == [fell_back, ("native", 1, ())]
 
 
 async def test_a_prompt_that_is_refused_in_every_arm_says_nothing_about_others(
     engine: Any, adapter: Any, make_group: MakeGroup
 ) -> None:
-    refused: set[tuple[str, bool]] = set()
+    refused = Refusals()
     engine.script = [RequestFailed(400, "input is longer than the model's context")] * 5
     with pytest.raises(RequestFailed):
         await generate_group("native", make_group(3), adapter=adapter, post=engine.post, refused=refused)
@@ -181,7 +198,7 @@ async def test_a_prompt_that_is_refused_in_every_arm_says_nothing_about_others(
     engine.script = [RequestFailed(400, "not supported"), RequestAborted("before any output")]
     group = make_group(3)
     assert (await generate_group("native", group, adapter=adapter, post=engine.post, refused=refused)).aborted
-    assert (len(engine.sent) - sent, refused) == (2, set())
+    assert (len(engine.sent) - sent, refused._counts) == (2, {})
 
 
 async def test_a_request_that_every_arm_is_refused_fails_with_the_engines_words(
@@ -466,3 +483,47 @@ async def test_what_cannot_be_asked_is_the_callers_error(engine: Any, adapter: A
     with pytest.raises(ValueError, match="unknown conditions"):
         await generate_group("native", group, adapter=adapter, post=engine.post, circumstances=["rain"])
     assert state(group) == before
+
+
+DOUBTFUL = {
+    "mixed_weight_versions": lambda items: items[0]["meta_info"].update(weight_version="another"),
+    "weight_version_type": lambda items: [item["meta_info"].update(weight_version=7) for item in items],
+    "missing_id": lambda items: items[1]["meta_info"].pop("id"),
+    "missing_prompt_tokens": lambda items: items[1]["meta_info"].pop("prompt_tokens"),
+    "positive_logprob": lambda items: items[1]["meta_info"]["output_token_logprobs"][0].__setitem__(0, 0.5),
+}
+
+
+@pytest.mark.parametrize("doubt", DOUBTS)
+async def test_what_hosts_train_on_is_noted_unless_it_is_refused(
+    doubt: str, engine: Any, adapter: Any, make_group: MakeGroup
+) -> None:
+    def change(items: Any) -> Any:
+        DOUBTFUL[doubt](items)
+        return items
+
+    engine.script = [change]
+    group = make_group(3)
+    report = await generate_group("native", group, adapter=adapter, post=engine.post, strict=False)
+    assert report.notes == (f"doubts/{doubt}",)
+    assert group_metrics([report])[f"rollout_patch/doubts/{doubt}"] == 1
+    assert all(sample.status == "stop" for sample in group)
+
+    engine.script = [change]
+    fresh = make_group(3)
+    before = state(fresh)
+    with pytest.raises(ResponseRefused):
+        await generate_group("native", fresh, adapter=adapter, post=engine.post)
+    assert state(fresh) == before
+
+
+async def test_equal_answers_are_noted(engine: Any, adapter: Any, make_group: MakeGroup) -> None:
+    def alike(items: Any) -> Any:
+        for item in items:
+            item["output_ids"] = [5, 7]
+            item["meta_info"]["output_token_logprobs"] = [[-0.5, 5, None], [-0.25, 7, None]]
+        return items
+
+    engine.script = [None, alike]
+    notes = [(await generate_group("native", make_group(3), adapter=adapter, post=engine.post)).notes for _ in range(2)]
+    assert notes == [(), ("equal_answers",)]

@@ -62,9 +62,7 @@ def main(*given: str) -> None:
         repository, _, revision = place.rpartition("@")
         for name, found in bodies(host, repository, revision):
             known[host].setdefault(name, {}).setdefault(found, label(host, repository, revision))
-    print(
-        '"""Bodies of hosts\' functions that the plug-in was tested with; written by tools/hosts/known_bodies.py."""'
-    )
+    print('"""Bodies of hosts\' functions that the plug-in was tested with; written by tools/hosts/known_bodies.py."""')
     print("\nfrom __future__ import annotations\n\nfrom collections.abc import Mapping\n")
     print("BODIES: Mapping[str, Mapping[str, Mapping[str, str]]] = {")
     for host, functions in known.items():

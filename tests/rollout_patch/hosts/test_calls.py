@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,6 +28,10 @@ def make_group(index: int | None = 0) -> list[Any]:
     return [SimpleNamespace(group_index=index, tokens=[1, 2], metadata={"source": "a"}) for _ in range(3)]
 
 
+async def in_arms(calls: RolloutCalls, group: list[Any], ask: Any) -> list[Any]:
+    return await calls.in_its_arms(group, calls.assign(group), ask)
+
+
 def write(group: list[Any], turn: Turn) -> list[Any]:
     """Changes samples in place, as a host's code may."""
     for sample in group:
@@ -44,7 +49,7 @@ async def test_both_arms_are_asked_and_the_copies_share_nothing_that_changes() -
         return write(group, turn)
 
     group = make_group()
-    assert await probing().in_its_arms(group, ask) is group
+    assert await in_arms(probing(), group, ask) is group
     assert {turn.arm for turn in turns} == {"per-sample", "native"}
     (trained,) = [turn.arm for turn in turns if turn.trained]
     assert [sample.tokens for sample in group] == [[1, 2, trained]] * 3
@@ -60,7 +65,7 @@ async def test_the_group_is_done_when_both_arms_are() -> None:
         done.append(turn.trained)
         return group
 
-    await probing().in_its_arms(make_group(), ask)
+    await in_arms(probing(), make_group(), ask)
     assert done == [True, False]
 
 
@@ -71,7 +76,7 @@ async def test_a_failed_comparison_is_counted_and_said(caplog: pytest.LogCapture
         return write(group, turn)
 
     calls, group = probing(), make_group()
-    assert await calls.in_its_arms(group, ask) is group
+    assert await in_arms(calls, group, ask) is group
     assert calls.metrics()["rollout_patch/compared_lost"] == 1
     assert "RuntimeError: the reward server is gone" in caplog.text
 
@@ -90,7 +95,7 @@ async def test_a_failed_group_is_the_hosts_error_and_ends_its_comparison() -> No
         raise AssertionError("never reached")
 
     with pytest.raises(RuntimeError, match="planted"):
-        await probing().in_its_arms(make_group(), ask)
+        await in_arms(probing(), make_group(), ask)
     assert len(ended) == 1
 
 
@@ -109,7 +114,7 @@ def test_cancelled_at_any_await_nothing_runs_on(steps: tuple[int, int], cancel_a
 
     async def scenario() -> None:
         group = make_group()
-        task = asyncio.ensure_future(probing().in_its_arms(group, ask))
+        task = asyncio.ensure_future(in_arms(probing(), group, ask))
         for _ in range(cancel_after):
             await asyncio.sleep(0)
         task.cancel()
@@ -138,8 +143,8 @@ def test_a_reward_is_recorded_where_it_is_a_number(reward: Any, recorded: float 
     output = Output("x", [7], [-0.5], "stop", None, 2, 0, "w1", "id", {})
     report = GroupReport("native", "native", (), 1, 0, (output,), (SampleRequest({}, input_ids=[1, 2]),))
     sample = SimpleNamespace(group_index=4, reward=reward)
-    calls.record([sample], Turn(fixed("native"), "native", trained=True), report)
-    calls.finish(SimpleNamespace(metrics=None))
+    calls._record([sample], [sample], Turn(fixed("native"), "native", trained=True), [0], report)
+    calls.close()
     (line,) = (tmp_path / "rollout.samples.jsonl").read_text().splitlines()
     assert json.loads(line).get("reward") == recorded
 
@@ -169,5 +174,22 @@ def test_lost_lines_are_among_the_metrics(tmp_path: Path) -> None:
             (tmp_path / str(number) / "rollout.samples.jsonl").mkdir()
         for _ in range(2):
             calls.recording.lines("samples", True, {})({"a": 1})  # type: ignore[union-attr]
+        calls.groups = 1
         metrics = calls.finish(SimpleNamespace(metrics={"own": 1})).metrics
         assert (metrics["own"], metrics.get("rollout_patch/lines_lost", 0)) == (1, lost)
+
+
+def test_a_rollout_without_a_group_is_an_error_unless_it_evaluates() -> None:
+    with pytest.raises(UnsupportedHost, match="no group came by"):
+        RolloutCalls(Options(), Capabilities(), rollout_id=2, seed=5).finish(SimpleNamespace(metrics=None))
+    evaluating = RolloutCalls(Options(), Capabilities(), rollout_id=2, seed=5, evaluation=True)
+    assert evaluating.finish(SimpleNamespace(metrics=None)).metrics["eval/rollout_patch/groups"] == 0
+
+
+def test_the_recorders_thread_ends_with_its_rollout_however_that_ends(tmp_path: Path) -> None:
+    calls = RolloutCalls(Options(record=tmp_path), Capabilities(), rollout_id=2, seed=5)
+    calls.recording.lines("samples", True, {})({"a": 1})  # type: ignore[union-attr]
+    calls.close()
+    calls.close()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("rollout_patch")]
+    assert (tmp_path / "rollout.samples.jsonl").read_text() == '{"a":1}\n'

@@ -16,11 +16,11 @@ from unittest import mock
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from random_engine import BEHAVIOURS, RandomEngine
-from rollout_patch.hosts.stock import Stock, StockAdapter
 
-from rollout_patch import Capabilities, RequestFailed, fixed
+from rollout_patch import Capabilities, RequestFailed
 from rollout_patch.hosts import calls as calls_module
-from rollout_patch.hosts.calls import RolloutCalls, Turn
+from rollout_patch.hosts.calls import RolloutCalls, Way
+from rollout_patch.hosts.meeting import post_function, sample_function
 from rollout_patch.hosts.options import Options
 
 N = 3
@@ -50,6 +50,7 @@ class HTTPError(Exception):
 
 
 def make_host(engine: RandomEngine) -> types.ModuleType:
+    """A module of a host's shape: one sample, a group of them, rewards and what they are sent with."""
     host = types.ModuleType("host")
 
     async def post(url: str, payload: Any, max_retries: int = 60, headers: Any = None) -> Any:
@@ -58,19 +59,46 @@ def make_host(engine: RandomEngine) -> types.ModuleType:
         except RequestFailed as failure:
             raise HTTPError(failure.status) from failure
 
-    async def generate(sample: HostSample, params: dict[str, Any]) -> HostSample:
-        sample.tokens = sample.tokens or [1, 2, 3, sample.group_index]
-        sample.metadata["nested"].append("primed")
-        payload = {"input_ids": sample.tokens, "sampling_params": params, "return_logprob": True}
-        output = await host.post("http://engine/generate", payload)
-        sample.tokens = sample.tokens + output["output_ids"]
-        sample.response_length += len(output["output_ids"])
-        sample.log_probs = [item[0] for item in output["meta_info"]["output_token_logprobs"]]
-        sample.status = output["meta_info"]["finish_reason"]["type"]
+    async def generate_and_rm(state: Any, sample: HostSample, params: dict[str, Any]) -> HostSample:
+        async with state.semaphore:
+            if state.aborted:
+                sample.status = "abort"
+                return sample
+            sample.tokens = sample.tokens or [1, 2, 3, sample.group_index]
+            sample.metadata["nested"].append("primed")
+            payload = {"input_ids": sample.tokens, "sampling_params": params, "return_logprob": True}
+            output = await host.post("http://engine/generate", payload)
+            sample.tokens = sample.tokens + output["output_ids"]
+            sample.response_length += len(output["output_ids"])
+            sample.log_probs = [item[0] for item in output["meta_info"]["output_token_logprobs"]]
+            sample.status = output["meta_info"]["finish_reason"]["type"]
+        await asyncio.sleep(0)
+        sample.reward = float(len(sample.tokens))
         return sample
 
-    host.post, host.generate = post, generate  # type: ignore[attr-defined]
+    async def generate_and_rm_group(state: Any, group: list[HostSample], evaluation: bool = False) -> list[HostSample]:
+        if state.aborted:
+            return group
+        tasks = [asyncio.create_task(host.generate_and_rm(state, sample, {})) for sample in group]
+        return list(await asyncio.gather(*tasks))
+
+    host.post, host.generate_and_rm = post, generate_and_rm  # type: ignore[attr-defined]
+    host.generate_and_rm_group = generate_and_rm_group  # type: ignore[attr-defined]
     return host
+
+
+def plug_in(host: Any, calls: RolloutCalls) -> Any:
+    """What each host's plug-in replaces, and the group's function."""
+
+    async def get(url: str) -> Any:
+        raise HTTPError(404)
+
+    args = types.SimpleNamespace(sglang_router_ip="engine", sglang_router_port=80)
+    way = Way(lambda state: state, "semaphore", host.post, get, 2, lambda group: [], args)
+    group_function = calls.group_function(way, host.generate_and_rm_group)
+    host.generate_and_rm = sample_function(host.generate_and_rm)
+    host.post = post_function(host.post)
+    return group_function
 
 
 @settings(derandomize=True, max_examples=150, deadline=None)
@@ -99,49 +127,29 @@ def test_the_host_gets_each_sample_once_or_as_it_was(
     async def run(folder: Path) -> None:
         engine = RandomEngine(behaviours, delays)
         host = make_host(engine)
-        own = (host.post, host.generate)
         semaphore = asyncio.Semaphore(capacity)
+        state = types.SimpleNamespace(semaphore=semaphore, aborted=False)
         options = Options(design=design, share=1.0, chunk=chunk, record=folder)
         calls = RolloutCalls(options, Capabilities(), rollout_id=0, seed=seed)
         groups = [[HostSample(group, slot) for slot in range(N)] for group in range(count)]
         before = copy.deepcopy(groups)
-        aborted = False
-
-        async def ask(group: list[Any], turn: Turn) -> list[Any] | None:
-            report = await calls.generate(
-                group,
-                StockAdapter(Stock(host.generate, host), group, [{}] * N, lambda sample: None, "abort"),
-                turn=turn,
-                post=host.post,
-                encoder=lambda kind, items: asyncio.sleep(0, items),
-                attempts=2,
-                semaphore=semaphore,
-                capacity=capacity,
-                aborted=lambda: aborted,
-                circumstances=(),
-            )
-            if report is None or report.aborted:
-                return None if report is None else group
-            for sample in group:
-                await asyncio.sleep(0)
-                sample.reward = float(len(sample.tokens))
-            calls.record(group, turn, report)
-            return group
-
-        tasks = [asyncio.create_task(calls.in_its_arms(group, ask)) for group in groups]
+        generate = plug_in(host, calls)
+        tasks = [asyncio.create_task(generate(state, group)) for group in groups]
         for tick in range(10_000):
-            aborted = abort_at is not None and tick >= abort_at
+            state.aborted = abort_at is not None and tick >= abort_at
             if tick == cancel_at:
                 tasks[-1].cancel()
             if all(task.done() for task in tasks):
                 break
             await asyncio.sleep(0)
 
-        calls.recording.close()  # type: ignore[union-attr]
+        calls.close()
+        for _ in range(4):
+            await asyncio.sleep(0)
+        assert state.semaphore is semaphore
         assert all(task.done() for task in tasks)
         assert asyncio.all_tasks() == {asyncio.current_task()}
         assert (engine.in_flight, semaphore._value) == (0, capacity)
-        assert (host.post, host.generate) == own
         trained, compared = recorded(folder), recorded(folder / "compared")
         for rows in (trained, compared):
             assert set(Counter((row["group_index"], row["index"]) for row in rows).values()) <= {1}
@@ -157,47 +165,45 @@ def test_the_host_gets_each_sample_once_or_as_it_was(
 def check_group(
     task: asyncio.Task[Any], group: list[HostSample], old: list[HostSample], rows: list[dict[str, Any]]
 ) -> None:
-    """Given back as it was, or applied whole by one arm's answers, which are those recorded."""
+    """Given back as it was, marked as aborted, or applied whole by one arm's answers, which are those recorded."""
+    failed = task.cancelled() or task.exception() is not None
     if group == old:
         event("as before")
         assert rows == []
         return
-    event("cancelled after it was applied" if task.cancelled() else "applied")
-    assert task.cancelled() or task.result() is group
+    if failed and {sample.response_length for sample in group} != {0}:
+        event("cancelled after it was applied")
+    elif not failed:
+        event("applied")
+        assert [id(sample) for sample in task.result()] == [id(sample) for sample in group]
     for sample in group:
         unsent = not sample.tokens
         assert len(sample.tokens) == (0 if unsent else 4 + sample.response_length)
         assert sample.status in (("abort",) if unsent else ("stop", "length", "abort"))
     assert len({id(sample.tokens) for sample in group}) == N
     if rows:
-        assert [row["output_ids"] for row in rows] == [sample.tokens[4:] for sample in group]
-        assert [row["reward"] for row in rows] == [sample.reward for sample in group]
+        made = [sample for sample in group if sample.tokens]
+        assert [row["output_ids"] for row in rows] == [sample.tokens[4:] for sample in made]
+        assert [row["reward"] for row in rows] == [sample.reward for sample in made]
         assert {row["extra"]["assignment"]["trained"] for row in rows} == {True}
 
 
-async def test_what_was_refused_in_one_rollout_is_not_asked_in_the_next() -> None:
-    engine = RandomEngine(["400", "sound"], [0])
-    host, semaphore = make_host(engine), asyncio.Semaphore(N)
-    ways = []
-    for rollout_id in range(2):
-        group = [HostSample(0, slot) for slot in range(N)]
+async def test_what_was_refused_twice_is_not_asked_in_the_next_rollout() -> None:
+    engine = RandomEngine(["400", "sound", "400", "sound"], [0])
+    host = make_host(engine)
+    state = types.SimpleNamespace(semaphore=asyncio.Semaphore(N), aborted=False)
+    requests = []
+    for rollout_id in range(3):
         calls = RolloutCalls(Options(), Capabilities(), rollout_id, seed=0)
-        report = await calls.generate(
-            group,
-            StockAdapter(Stock(host.generate, host), group, [{}] * N, lambda sample: None, "abort"),
-            turn=Turn(fixed("native"), "native", trained=True),
-            post=host.post,
-            encoder=lambda kind, items: asyncio.sleep(0, items),
-            attempts=1,
-            semaphore=semaphore,
-            capacity=N,
-            aborted=lambda: False,
-            circumstances=(),
-        )
-        assert report is not None
-        ways.append((report.arm_used, report.reasons, report.requests))
-        engine.behaviours = itertools.repeat("sound")
-    assert ways == [("batched", ("refused_native",), 2), ("batched", ("refused_native",), 1)]
+        stock = dict(vars(host))
+        await plug_in(host, calls)(state, [HostSample(0, slot) for slot in range(N)])
+        vars(host).update(stock)
+        calls.close()
+        assert calls.metrics()["rollout_patch/fallback/refused_native"] == 1
+        requests.append(calls.metrics()["rollout_patch/requests"])
+        if rollout_id:
+            engine.behaviours = itertools.repeat("sound")
+    assert requests == [2, 2, 1]
 
 
 def recorded(folder: Path) -> list[dict[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -57,3 +58,35 @@ def test_a_probe_asks_its_share_in_both_arms() -> None:
 def test_a_design_that_compares_the_baseline_with_itself_is_refused(design: str) -> None:
     with pytest.raises(ValueError, match="'per-sample', with which"):
         read_options(Namespace(rollout_patch_design=design, rollout_patch_arm="per-sample"), {})
+
+
+@pytest.mark.parametrize(
+    ("args", "environment", "said"),
+    [
+        (
+            {"rollout_patch_desing": "switchback"},
+            {},
+            r"no option rollout_patch_desing; did you mean rollout_patch_design\?",
+        ),
+        ({"rollout_patch_Record": "x"}, {}, r"did you mean rollout_patch_record\?"),
+        ({"rollout_patch_xyz": 1}, {}, "there are rollout_patch_arm, "),
+        ({}, {"ROLLOUT_PATCH_ARMS": "native"}, r"did you mean ROLLOUT_PATCH_ARM\?"),
+        ({}, {"rollout_patch_arm": "native"}, r"did you mean ROLLOUT_PATCH_ARM\?"),
+        ({}, {"SGLANG_NATIVE_GROUP_SAMPLING": "true"}, "is 'true'; it is 0 or 1"),
+        ({}, {"SGLANG_NATIVE_GROUP_SAMPLINGS": "1"}, r"did you mean SGLANG_NATIVE_GROUP_SAMPLING\?"),
+    ],
+)
+def test_an_option_that_does_not_exist_is_refused_with_what_may_be_meant(
+    args: dict[str, Any], environment: dict[str, str], said: str
+) -> None:
+    with pytest.raises(ValueError, match=said):
+        read_options(Namespace(**args), environment)
+
+
+def test_variables_of_others_are_none_of_ours() -> None:
+    others = {"SGLANG_HOST_IP": "1", "ROLLOUT_BATCH": "8", "PATH": "/bin", "SGLANG_NATIVE_GROUP_SAMPLING": "1"}
+    assert read_options(Namespace(rollout_batch_size=8), others) == Options()
+
+
+def test_a_host_may_have_no_arguments_at_all() -> None:
+    assert read_options(None, {}) == Options()
