@@ -21,7 +21,7 @@ import numpy as np
 from scipy import stats
 
 from parity.metrics import Curve, align
-from parity.sources.curves import read_runs
+from parity.sources.registry import read_runs
 from parity.stats import curve_band, secondary_findings, training_findings
 
 PERMUTATIONS = 9999

@@ -104,7 +104,8 @@ def compare(
     from parity.records.provenance import versions
     from parity.report.comparison import print_comparison
     from parity.report.write import write_report
-    from parity.sources.curves import Names, load_names, read_runs
+    from parity.sources.curves.names import Names, load_names
+    from parity.sources.registry import read_runs
 
     question = Question(margins_of(stated, bool(history)), min_steps, endings, tuple(stated))
     known = load_names(names) if names else Names()

@@ -24,9 +24,10 @@ from parity.findings import Finding, quantity
 from parity.records.exchanges import Exchange
 from parity.records.samples import Rollout, Sample
 from parity.report.checks import CheckResult
-from parity.sources.dumps import Omission, Source, dataset_of, find_sources, omission
+from parity.sources.directories import Omission, dataset_of, find_sources, omission
 from parity.sources.dumps.rows import rollout_of
 from parity.sources.json_lines import in_batches
+from parity.sources.registry import Source
 
 _OUTPUTS_AT_A_TIME = 2_048
 _RULES_OVER_OUTPUTS = ("output_count", "weight_version", "clones", "clone_prefixes")
@@ -134,7 +135,7 @@ def check_paths(paths: Sequence[Path], rules: Rules, watcher: Watcher = _silent)
     found = find_sources(paths, rules.group_size)
     named = {path for path in paths if not path.is_dir()}
     checked = [source for source in found.sources if source.samples or source.exchanges]
-    curves = [Omission(source.path, f"{source.format}: no samples", False) for source in found.sources if source.curves]
+    curves = [Omission(source.path, f"{source.format}: no samples", False) for source in found.sources if source.runs]
     reading = _Reading(len(checked), watcher, [*found.omissions, *curves])
     datasets = _datasets(checked)
     names = _names([directory for directory, _ in datasets])

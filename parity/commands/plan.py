@@ -10,8 +10,8 @@ import numpy as np
 
 from parity.errors import NotRecognised, UsageError
 from parity.evidence.planning import MetricSpread, Plan, Setting, group_spreads, merged, plan, run_spreads
-from parity.sources.curves import read_runs
-from parity.sources.dumps import find_sources
+from parity.sources.directories import find_sources
+from parity.sources.registry import read_runs
 
 
 def plan_designs(

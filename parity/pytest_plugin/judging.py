@@ -27,7 +27,7 @@ from parity.findings import Finding, Level, Status, quantity
 from parity.records.exchanges import Exchange, read_exchanges
 from parity.records.samples import Rollout, Sample
 from parity.records.store import read_json
-from parity.sources.dumps import dataset_of, find_sources
+from parity.sources.directories import dataset_of, find_sources
 from parity.sources.dumps.rollout_dumps import rollout_of_dump
 
 Subject: TypeAlias = "str | Path | Rollout | Iterable[Any]"

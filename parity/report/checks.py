@@ -15,7 +15,7 @@ from rich.text import Text
 from parity.findings import Finding, Message, Status, Verdict, listed, quantity
 from parity.report.colours import COLOURS
 from parity.report.words import one_line
-from parity.sources.dumps import Omission
+from parity.sources.directories import Omission
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from parity.records.samples import Rollout, Sample
 from parity.report import data
 from parity.report.document import Report
 from parity.report.sentences import in_language
-from parity.sources.curves import RecordedRun
+from parity.sources.curves.recorded_runs import RecordedRun
 from parity.stats import cost_findings
 
 ANSWERS = Path(__file__).parents[1] / "data" / "sglang-0.5.23-cpu.exchanges.jsonl"

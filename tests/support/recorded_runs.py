@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from parity.metrics import Curve
-from parity.sources.curves import RecordedRun
+from parity.sources.curves.recorded_runs import RecordedRun
 
 METRICS = ("rollout/raw_reward", "rollout/response_len/mean", "rollout/truncated_ratio", "train/grad_norm")
 

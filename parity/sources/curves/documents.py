@@ -71,4 +71,4 @@ def _of_trainer(state: dict[str, Any], path: Path) -> RecordedCurves:
     summaries = sum(SUMMARY in row for _, row in history)
     skipped = [*sentences(left_out), *([f"{summaries} summaries of whole runs"] if summaries else [])]
     finished = isinstance(state.get("max_steps"), int) and 0 < state["max_steps"] <= _steps_of(state)
-    return RecordedCurves("", "trainer state", points, "trl", tuple(skipped), COMPLETED if finished else None)
+    return RecordedCurves("", "trainer state", points, tuple(skipped), COMPLETED if finished else None)

@@ -1,20 +1,25 @@
-"""Standard output of slime, Miles, Relax and verl, as it was saved: with colours, Ray's prefixes and grep's.
+"""Standard output of trainers, as it was saved: with colours, Ray's prefixes and grep's.
 
 slime, Miles and Relax print ``step 12: {'train/loss': …}`` and the like (`log_rollout_data` and the train step of
-each), verl ``step:12 - actor/loss:… - …`` (`LocalLogger`). Dictionaries are Python's `repr`, so that they hold bare
-``nan`` and ``np.float64(…)``, may be printed twice by two processes, and may be spread over lines.
+each), OpenRLHF ``Global step 12: {…}``, verl ``step:12 - actor/loss:… - …`` (`LocalLogger`), prime-rl ``Step 12 |
+Reward: … | …``, Transformers, TRL and ms-swift dictionaries alone, NeMo-RL a heading ``Step 12/100`` and items below,
+AReaL ``Train step 12/100 done`` and a table, ROLL a JSON object before ``pipeline step 12 finished``. Dictionaries are
+Python's `repr`, so that they hold bare ``nan`` and ``np.float64(…)``, may be printed twice by two processes, and may be
+spread over lines.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from parity.errors import InputError
 from parity.metrics import Point
-from parity.sources.curves.recorded_runs import COUNTERS, RecordedCurves, number, sentences
+from parity.sources.curves.recorded_runs import COUNTERS, RecordedCurves, number, sentences, step_of
 from parity.sources.json_lines import open_plain
 
 LONGEST_LINE = 1 << 20
@@ -24,13 +29,24 @@ MOST_LINES = 500
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 _ACTOR = re.compile(r"\((?P<actor>[\w.:-]+ pid=\d+(?:, ip=[^)]*)?)\) ?")
 _HEAD = re.compile(
-    r"(?<![\w/])(?P<role>critic-)?(?P<kind>step|perf|rollout|passrate|multi_turn|eval) (?P<id>\d{1,15}): \{"
+    r"(?<![\w/])(?P<role>critic-)?(?P<kind>step|perf|rollout|passrate|multi_turn|eval|Global step)"
+    r" (?P<id>\d{1,15})(?: \[\w+\])?: \{"
 )
 _VERL = re.compile(r"(?<![\w/])step:(?P<id>\d{1,15}) - (?P<pairs>\S+?:.*)$")
 _ENTRY = re.compile(
     r"(?P<quote>['\"])(?P<key>[^'\"]+)(?P=quote)\s*:\s*"
     r"(?:(?:[A-Za-z_]+\.)*[A-Za-z_]\w*\((?P<inside>[^(),]*)[^()]*\)|(?P<plain>[^\s,}]+))"
 )
+_PRIME = re.compile(r"\b[Ss]tep (?P<id>\d{1,15}) \| (?P<pairs>.+)$")
+_PRIME_PAIR = re.compile(r"(?P<key>[^:=|]+)[:=] ?(?P<value>[^ |]+)(?: tokens/\w+)?$")
+_NEMO_STEP = re.compile(r"=+ Step (?P<id>\d{1,15})/\d+ =+")
+_NEMO_ITEM = re.compile(r"^\W*• (?P<key>[^:•]+): (?P<value>[^ ]+)")
+_AREAL_STEP = re.compile(r"Train step (?P<id>\d{1,15})/\d+ done")
+_ROLL_STEP = re.compile(r"pipeline step (?P<id>\d{1,15}) finished")
+_ALONE = re.compile(r"(?<!: )\{(?P<quote>['\"])[^'\"]+(?P=quote): .*\}")
+_OF_TRAINERS = ("'loss'", "'reward'", "'grad_norm'", "'learning_rate'", "'eval_loss'")
+"""One of these is in every dictionary that Transformers' trainers print of a step."""
+
 _STREAMS = {"step": "train", "eval": "eval"}
 _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
 
@@ -71,25 +87,40 @@ class _Open:
 
 @dataclass(slots=True)
 class _State:
-    """What has been seen on the way through a log."""
+    """What has been seen on the way through a log.
+
+    Attributes:
+        open: Dictionaries whose closing brace has not come yet, by actor.
+        at: The step that a heading named, for the items below it.
+        object: The last JSON object, for the step that is named after it.
+        alone: Dictionaries without a step of their own, as trainers of Transformers print them.
+        unread: Lines with a dictionary that no rule reads, and the first of them.
+    """
 
     open: dict[str, _Open] = field(default_factory=dict)
+    at: int | None = None
+    object: dict[str, float] = field(default_factory=dict)
+    alone: list[dict[str, str]] = field(default_factory=list)
+    unread: int = 0
+    first_unread: str = ""
     left_out: dict[str, str] = field(default_factory=dict)
     unclosed: int = 0
     ending: str | None = None
     retries: int = 0
-    format: str = ""
+    formats: Counter[str] = field(default_factory=Counter)
 
 
 def is_log(head: str) -> bool:
     """Whether a text holds a line that is read here."""
-    return any(_HEAD.search(line) or _VERL.search(line) for line in map(_plain, re.split(r"[\r\n]+", head)))
+    state = _State()
+    points = [point for line in map(_plain, re.split(r"[\r\n]+", head)) for point in _points(line, state)]
+    return bool(points or state.alone or state.open)
 
 
 def read_log(path: Path) -> list[RecordedCurves]:
-    """The run that a log tells of; lines that are no metrics are passed over.
+    """The run that a log tells of; how it ended is what the lines after its last metrics say.
 
-    How it ended is what the last lines after its last metrics say.
+    Lines that are no metrics are passed over; a dictionary that no rule reads is counted.
 
     Raises:
         InputError: The file cannot be read, or has no line with metrics.
@@ -97,15 +128,40 @@ def read_log(path: Path) -> list[RecordedCurves]:
     state = _State()
     points = [point for line in _lines(path) for point in _points(line, state)]
     state.unclosed += len(state.open)
+    if points:
+        state.unread += len(state.alone)
+        state.first_unread = state.first_unread or str(next(iter(state.alone), ""))
+    else:
+        points = _counted(state.alone, state)
     if not points:
-        raise InputError(f"{path}: no line with metrics of slime, Miles, Relax or verl")
+        raise InputError(f"{path}: no line with metrics of a trainer whose logs are read")
     skipped = list(sentences(state.left_out))
     if state.unclosed:
         skipped.append(f"{state.unclosed} dictionaries of metrics that never close: cut off")
+    if state.unread:
+        skipped.append(f"{state.unread} dictionaries that name no step: not read, the first {state.first_unread[:60]}")
     incidents = {"retry": state.retries} if state.retries else {}
-    names = "verl" if state.format == "verl" else ""
-    form = "log of verl" if state.format == "verl" else "log of slime, Miles or Relax"
-    return [RecordedCurves("", form, points, names, tuple(skipped), state.ending, incidents)]
+    form = f"log of {max(state.formats, key=state.formats.__getitem__)}"
+    return [RecordedCurves("", form, points, tuple(skipped), state.ending, incidents)]
+
+
+def _counted(rows: Iterable[dict[str, str]], state: _State) -> list[Point]:
+    """Dictionaries of Transformers' trainers as points: at the step that each names, or numbered from 1."""
+    points = []
+    step = 0
+    for row in rows:
+        named = step_of(row)
+        evaluates = any(name.startswith("eval_") for name in row)
+        step = named if named is not None else step + (not evaluates)
+        values: dict[str, float] = {}
+        for name, raw in row.items():
+            _keep(name, raw, values, state)
+        values.pop("epoch", None)
+        points.append(Point("eval" if evaluates else "train", step, values))
+        if named is None:
+            state.left_out.setdefault("steps", "not printed, and numbered by line")
+    state.formats["Transformers, TRL or ms-swift"] += len(points)
+    return points
 
 
 def _lines(path: Path) -> Iterator[str]:
@@ -124,18 +180,22 @@ def _plain(line: str) -> str:
 
 def _points(line: str, state: _State) -> Iterator[Point]:
     # A search for text is many times faster than one by a pattern, and most lines of a log hold none of these.
-    found = _ACTOR.search(line) if " pid=" in line else None
-    actor = found["actor"] if found else ""
+    ray = _ACTOR.search(line) if " pid=" in line else None
+    actor = ray["actor"] if ray else ""
     if ": {" in line and (head := _HEAD.search(line)):
         state.unclosed += actor in state.open
-        stream = (head["role"] or "") + _STREAMS.get(head["kind"], "rollout")
+        kind = head["kind"]
+        state.formats["OpenRLHF" if kind == "Global step" else "slime, Miles or Relax"] += 1
+        stream = (head["role"] or "") + _STREAMS.get(kind, "rollout")
         state.open[actor] = _Open(stream, int(head["id"]), line[head.end() - 1 :])
-    elif "step:" in line and (verl := _VERL.search(line)):
-        state.format, state.ending = "verl", None
-        yield Point("", int(verl["id"]), _verl_values(verl["pairs"], state))
+    elif point := _by_line(line, state):
+        state.ending = None
+        yield point
     elif actor in state.open:
-        state.open[actor].text += " " + (line[found.end() :] if found else line)
+        state.open[actor].text += " " + (line[ray.end() :] if ray else line)
         state.open[actor].lines += 1
+    elif "{" in line and _ALONE.search(line):
+        _keep_alone(line, state)
     elif any(word in line for word in _INCIDENTS):
         _note_incident(line, state)
     if (pending := state.open.get(actor)) and _closed(pending.text):
@@ -147,6 +207,66 @@ def _points(line: str, state: _State) -> Iterator[Point]:
         state.unclosed += 1
 
 
+def _by_line(line: str, state: _State) -> Point | None:
+    """The point of a line that says all of it, or that belongs to the heading above it."""
+    if "step:" in line and (verl := _VERL.search(line)):
+        state.formats["verl"] += 1
+        return Point("", int(verl["id"]), _verl_values(verl["pairs"], state))
+    if "tep " in line:
+        if " | " in line and (prime := _PRIME.search(line)):
+            return _point_of(state, "prime-rl", int(prime["id"]), map(_PRIME_PAIR.match, prime["pairs"].split(" | ")))
+        if "pipeline" in line and state.object and (roll := _ROLL_STEP.search(line)):
+            state.formats["ROLL"] += 1
+            row, state.object = state.object, {}
+            return Point("", int(roll["id"]), row)
+        if heading := _NEMO_STEP.search(line) or _AREAL_STEP.search(line):
+            state.at = int(heading["id"])
+            return None
+    if state.at is not None:
+        if "• " in line:
+            return _point_of(state, "NeMo-RL", state.at, [_NEMO_ITEM.match(line)])
+        if "│" in line:
+            cells = [cell.strip() for cell in line.strip(" │").split("│")]
+            values: dict[str, float] = {}
+            for name, raw in zip(cells[::2], cells[1::2], strict=False):  # an odd cell is text, as a title is
+                _keep(name, raw, values, state)
+            state.formats["AReaL"] += bool(values)
+            return Point("", state.at, values) if values else None
+    if '{"' in line:
+        state.object = _json_values(line[line.index('{"') :]) or state.object
+    return None
+
+
+def _point_of(state: _State, form: str, step: int, pairs: Iterable[re.Match[str] | None]) -> Point | None:
+    values: dict[str, float] = {}
+    for pair in pairs:
+        if pair and (found := re.fullmatch(r"([^a-zA-Z%]+)(?:s|%)?,?", pair["value"])):
+            _keep(pair["key"].strip(), found[1], values, state)
+    state.formats[form] += bool(values)
+    return Point("", step, values) if values else None
+
+
+def _json_values(text: str) -> dict[str, float] | None:
+    """The numbers of a JSON object that ends a line."""
+    try:
+        row = json.loads(text)
+    except ValueError:
+        return None
+    values = {name: number(value) for name, value in row.items()} if isinstance(row, dict) else {}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _keep_alone(line: str, state: _State) -> None:
+    if "train_runtime" in line:  # the summary of a whole run
+        return
+    if not any(name in line.replace('"', "'") for name in _OF_TRAINERS):
+        state.unread += 1
+        state.first_unread = state.first_unread or line.strip()
+        return
+    entries = _ENTRY.finditer(line[line.index("{") :])
+    state.alone.append({entry["key"]: _raw(entry) for entry in entries})
+
+
 def _closed(text: str) -> bool:
     return text.count("{") <= text.count("}")
 
@@ -154,9 +274,13 @@ def _closed(text: str) -> bool:
 def _values(text: str, state: _State) -> dict[str, float]:
     values: dict[str, float] = {}
     for entry in _ENTRY.finditer(text):
-        raw = entry["inside"] if entry["plain"] is None else entry["plain"]
-        _keep(entry["key"], raw.strip().strip("'\""), values, state)
+        _keep(entry["key"], _raw(entry), values, state)
     return values
+
+
+def _raw(entry: re.Match[str]) -> str:
+    value = entry["inside"] if entry["plain"] is None else entry["plain"]
+    return str(value).strip().strip("'\"")
 
 
 def _verl_values(pairs: str, state: _State) -> dict[str, float]:
@@ -175,6 +299,8 @@ def _keep(name: str, raw: str, values: dict[str, float], state: _State) -> None:
     if value is None:
         state.left_out.setdefault(name, "not a number")
     else:
+        if name in values and values[name] != value:
+            state.left_out[f"{name} (twice in one line)"] = "the last value counts"
         values[name] = value
 
 

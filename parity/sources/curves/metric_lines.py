@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,25 +25,14 @@ def _is_verl(row: Row) -> bool:
     return {"step", "data"} <= row.keys() and isinstance(row["data"], dict)
 
 
-def read_jsonl(path: Path) -> list[RecordedCurves]:
-    """The run in a file of JSON lines; a last line that breaks off is left out, and said so.
+def read_jsonl(*paths: Path) -> list[RecordedCurves]:
+    """The run in a file of JSON lines, or in the event logs of one run's processes, in the order of time.
+
+    A last line that breaks off is left out, and said so.
 
     Raises:
         InputError: A line is damaged.
     """
-    return [_read_files([path])]
-
-
-def read_event_logs(directory: Path) -> list[RecordedCurves]:
-    """One run of Miles from the event logs of its processes, one file each, in the order of time.
-
-    Raises:
-        InputError: A line is damaged.
-    """
-    return [_read_files(sorted(directory.glob("*.jsonl")))]
-
-
-def _read_files(paths: Sequence[Path]) -> RecordedCurves:
     rows: list[tuple[str, dict[str, Any]]] = []
     cut = []
     for path in paths:
@@ -55,7 +44,7 @@ def _read_files(paths: Sequence[Path]) -> RecordedCurves:
     if len(paths) > 1:
         rows.sort(key=lambda line: str(line[1].get("timestamp", "")))
     recording = read_records(rows)
-    return replace(recording, skipped=(*recording.skipped, *cut))
+    return [replace(recording, skipped=(*recording.skipped, *cut))]
 
 
 def read_records(rows: list[tuple[str, dict[str, Any]]]) -> RecordedCurves:
@@ -65,7 +54,7 @@ def read_records(rows: list[tuple[str, dict[str, Any]]]) -> RecordedCurves:
         InputError: A metric event has no metrics.
     """
     left_out: dict[str, str] = {}
-    form, values_of, names = _form_of(rows[0][1] if rows else {})
+    form, values_of = _form_of(rows[0][1] if rows else {})
     points: list[Point] = []
     passed_over = 0
     for place, row in rows:
@@ -73,18 +62,23 @@ def read_records(rows: list[tuple[str, dict[str, Any]]]) -> RecordedCurves:
         passed_over += values is None
         points += points_of(values, left_out) if values is not None else []
     skipped = [*sentences(left_out), *([f"{passed_over} records of other kinds"] if passed_over else [])]
-    return RecordedCurves("", form, points, names, tuple(skipped))
+    return RecordedCurves("", form, points, tuple(skipped))
 
 
 ValuesOf = Callable[[Row, str], "Row | None"]
 
 
-def _form_of(row: Row) -> tuple[str, ValuesOf, str]:
+def _form_of(row: Row) -> tuple[str, ValuesOf]:
     if is_event(dict(row)):
-        return "Miles events", _of_event, ""
+        return "Miles events", _of_event
     if _is_verl(row):
-        return "verl file logger", _of_verl, "verl"
-    return "records (JSON)", lambda values, place: values, ""
+        return "verl file logger", _of_verl
+    return "records (JSON)", _of_record
+
+
+def _of_record(row: Row, place: str) -> Row | None:
+    """Its own values; a summary of the whole run, which repeats its history, has none."""
+    return None if "log_history" in row else row
 
 
 def _of_event(row: Row, place: str) -> Row | None:

@@ -12,85 +12,133 @@ from typing import Any
 from parity.errors import InputError, UsageError
 from parity.metrics import Curve
 
-VERL: Mapping[str, str] = {
-    "critic/score/mean": "rollout/raw_reward",
+REWARD, LENGTH = "rollout/raw_reward", "rollout/response_len/mean"
+TRUNCATED, STEP_TIME, ROLLOUT_TIME = "rollout/truncated_ratio", "perf/step_time", "perf/rollout_time"
+LOSS, PG_LOSS, GRAD_NORM, RATE = "train/loss", "train/pg_loss", "train/grad_norm", "train/lr-pg_0"
+KL_LOSS, PPO_KL, ENTROPY, CLIPPED = "train/kl_loss", "train/ppo_kl", "train/entropy_loss", "train/pg_clipfrac"
+GAP = "train/train_rollout_logprob_abs_diff"
+
+_VERL = {
+    "critic/score/mean": REWARD,
     "critic/rewards/mean": "rollout/rewards",
     "critic/advantages/mean": "rollout/advantages",
     "critic/returns/mean": "rollout/returns",
-    "response_length/mean": "rollout/response_len/mean",
+    "response_length/mean": LENGTH,
     "response_length/max": "rollout/response_len/max",
     "response_length/min": "rollout/response_len/min",
-    "response_length/clip_ratio": "rollout/truncated_ratio",
-    "actor/loss": "train/loss",
-    "actor/pg_loss": "train/pg_loss",
-    "actor/pg_clipfrac": "train/pg_clipfrac",
-    "actor/ppo_kl": "train/ppo_kl",
-    "actor/kl_loss": "train/kl_loss",
-    "actor/entropy": "train/entropy_loss",
-    "actor/grad_norm": "train/grad_norm",
-    "actor/lr": "train/lr-pg_0",
-    "timing_s/gen": "perf/rollout_time",
-    "timing_s/step": "perf/step_time",
+    "response_length/clip_ratio": TRUNCATED,
+    "actor/loss": LOSS,
+    "actor/pg_loss": PG_LOSS,
+    "actor/pg_clipfrac": CLIPPED,
+    "actor/ppo_kl": PPO_KL,
+    "actor/kl_loss": KL_LOSS,
+    "actor/entropy": ENTROPY,
+    "actor/entropy_loss": ENTROPY,
+    "actor/grad_norm": GRAD_NORM,
+    "actor/lr": RATE,
+    "timing_s/gen": ROLLOUT_TIME,
+    "timing/gen": ROLLOUT_TIME,
+    "perf/delta_time/rollout": ROLLOUT_TIME,
+    "timing_s/step": STEP_TIME,
+    "timing/step": STEP_TIME,
 }
-"""verl's names. Its truncated ratio counts responses of the greatest length, and its throughput counts prompts too, so
-that it keeps its own name."""
+"""verl of three ages, and siiRL. Its truncated ratio counts responses of the greatest length, and its throughput counts
+prompts too, so that it keeps its own name."""
 
-_TRL = {
-    "reward": "rollout/raw_reward",
+_PLAIN = {
+    "reward": REWARD,
     "reward_std": "rollout/group_reward_std",
-    "completions/mean_length": "rollout/response_len/mean",
+    "completions/mean_length": LENGTH,
+    "completion_length": LENGTH,
+    "response_length": LENGTH,
+    "mean_gen_tokens_per_sample": LENGTH,
     "completions/max_length": "rollout/response_len/max",
     "completions/min_length": "rollout/response_len/min",
-    "completions/clipped_ratio": "rollout/truncated_ratio",
-    "loss": "train/loss",
-    "grad_norm": "train/grad_norm",
-    "kl": "train/kl_loss",
-    "entropy": "train/entropy_loss",
-    "learning_rate": "train/lr-pg_0",
-    "step_time": "perf/step_time",
+    "completions/clipped_ratio": TRUNCATED,
+    "truncated_ratio": TRUNCATED,
+    "loss": LOSS,
+    "policy_loss": PG_LOSS,
+    "grad_norm": GRAD_NORM,
+    "kl": KL_LOSS,
+    "entropy": ENTROPY,
+    "learning_rate": RATE,
+    "lr": RATE,
+    "actor_lr": RATE,
+    "step_time": STEP_TIME,
+    "sampling/sampling_logp_difference/mean": GAP,
 }
-TRL: Mapping[str, str] = {
-    **_TRL,
-    **{f"train/{name}": ours for name, ours in _TRL.items() if f"train/{name}" != ours},
-}
-"""Names of TRL's GRPO trainer, plain as in ``trainer_state.json`` and with ``train/`` as its trackers have them."""
+"""TRL's, ms-swift's, OpenRLHF's and NeMo-RL's, plain as in their files and with ``train/`` as trackers have them."""
 
-MAPS: Mapping[str, Mapping[str, str]] = {"": {}, "verl": VERL, "trl": TRL}
-"""The name maps by trainer; slime, Miles and Relax need none. Trackers hold anyone's runs, so that the map of theirs is
-told by the names themselves."""
-
-_TELLING = {
-    "verl": {"critic/score/mean", "actor/grad_norm", "response_length/mean"},
-    "trl": {"completions/mean_length"},
+_OTHERS = {
+    "timing/train/generation": ROLLOUT_TIME,
+    "timing/train/total_step_time": STEP_TIME,
+    "Avg Reward": REWARD,
+    "Mean Generation Length": LENGTH,
+    "Loss": LOSS,
+    "Total step time": STEP_TIME,
+    "reward/mean": REWARD,
+    "completion_len/mean": LENGTH,
+    "is_truncated/mean": TRUNCATED,
+    "loss/mean": LOSS,
+    "entropy/mean": ENTROPY,
+    "optim/grad_norm": GRAD_NORM,
+    "optim/lr": RATE,
+    "time/step": STEP_TIME,
+    "time/generate_completions": ROLLOUT_TIME,
+    "Reward": REWARD,
+    "Entropy": ENTROPY,
+    "Grad. Norm": GRAD_NORM,
+    "LR": RATE,
+    "tokens/response_length/mean": LENGTH,
+    "actor/total_loss": LOSS,
+    "time/step_total": STEP_TIME,
+    "ppo_actor/task_reward/avg": REWARD,
+    "rollout/reward": REWARD,
+    "ppo_actor/update/actor_loss/avg": PG_LOSS,
+    "ppo_actor/update/grad_norm": GRAD_NORM,
+    "ppo_actor/update/entropy/avg": ENTROPY,
+    "ppo_actor/update/approx_kl/avg": PPO_KL,
+    "ppo_actor/update/clip_ratio/avg": CLIPPED,
+    "ppo_actor/update/lr": RATE,
+    "timeperf/rollout": ROLLOUT_TIME,
 }
+"""NeMo-RL's timers and console, prime-rl's trackers and console, ROLL's and AReaL's."""
+
+NAMES: Mapping[str, str] = {
+    **_VERL,
+    **_PLAIN,
+    **{f"train/{name}": ours for name, ours in _PLAIN.items() if f"train/{name}" != ours},
+    **_OTHERS,
+}
+"""Slime's name of each metric that another trainer calls otherwise; of two that are one metric, the first counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """Names that a user set, which go before those of `MAPS`; a name set to nothing leaves the metric out."""
+    """Names that a user set, which go before those of `NAMES`; a name set to nothing leaves the metric out."""
 
     own: Mapping[str, str] = field(default_factory=dict)
 
-    def apply(self, curves: Mapping[str, Curve], source: str) -> tuple[dict[str, Curve], tuple[str, ...]]:
+    def apply(self, curves: Mapping[str, Curve]) -> tuple[dict[str, Curve], tuple[str, ...]]:
         """The curves under slime's names, and a sentence on each that is left out.
 
         Args:
             curves: Curves under their source's names.
-            source: The map of `MAPS` to use; empty to tell it by the names.
         """
-        told = source or next((name for name, telling in _TELLING.items() if telling & curves.keys()), "")
-        names = {**MAPS[told], **self.own}
-        found: dict[str, Curve] = {}
+        ranks = {name: rank for rank, name in enumerate(NAMES, start=1)}
+        ordered = sorted(curves, key=lambda name: (name not in self.own, ranks.get(name, 0)))
+        names = {**NAMES, **self.own}
+        kept: dict[str, Curve] = {}
         left_out = []
-        for name, curve in curves.items():
-            ours = names.get(name, name)
+        for name in ordered:
+            ours, curve = names.get(name, name), curves[name]
             if not ours:
                 left_out.append(f"{name}: left out by the name map")
-            elif ours in found:
+            elif ours in kept:
                 left_out.append(f"{name}: {ours} is already there under another name")
             else:
-                found[ours] = Curve(curve.run, ours, curve.steps, curve.values, curve.rewound)
-        return found, tuple(left_out)
+                kept[ours] = Curve(curve.run, ours, curve.steps, curve.values, curve.rewound)
+        return kept, tuple(left_out)
 
 
 def load_names(path: Path) -> Names:

@@ -47,13 +47,11 @@ class RecordedCurves:
     Attributes:
         part: The run's name inside its source; empty where the source is one run.
         points: What was recorded, in the order it was.
-        names: Which of the name maps its source needs; empty for slime's own names.
     """
 
     part: str
     format: str
     points: Iterable[Point]
-    names: str = ""
     skipped: tuple[str, ...] = ()
     ending: str | None = None
     incidents: Mapping[str, int] = field(default_factory=dict)
@@ -87,7 +85,10 @@ STEP_OF_PREFIX = {
 STEP_FIELDS = ("step", "Step", "global_step", "trainer/global_step", "train/global_step", "_step", "iteration", "iter")
 """The fields that count the steps of any metric, the most telling first."""
 
-COUNTERS = {*STEP_FIELDS, *(name for names in STEP_OF_PREFIX.values() for name in names), "actor_fwd/step"}
+FRACTION = "global_step/max_steps"
+"""ms-swift's counter of steps, a text such as ``10/438``."""
+
+COUNTERS = {FRACTION, *STEP_FIELDS, *(name for names in STEP_OF_PREFIX.values() for name in names), "actor_fwd/step"}
 """All fields that count steps, which are no metrics."""
 
 
@@ -106,19 +107,30 @@ def points_of(record: Mapping[str, Any], left_out: dict[str, str]) -> list[Point
         if value is None:
             left_out.setdefault(name, "not a number")
             continue
-        candidates = (*STEP_OF_PREFIX.get(name.partition("/")[0], ()), *STEP_FIELDS)
-        counter = next((field for field in candidates if _is_step(record.get(field))), None)
+        candidates = (*STEP_OF_PREFIX.get(name.partition("/")[0], ()), *STEP_FIELDS, FRACTION)
+        counter = next((field for field in candidates if _as_step(record.get(field)) is not None), None)
         if counter is None:
             left_out.setdefault(name, f"no step beside it ({', '.join(candidates[:3])}, …)")
             continue
-        values.setdefault((counter, int(record[counter])), {})[name] = value
+        step = _as_step(record[counter])
+        assert step is not None
+        values.setdefault((counter, step), {})[name] = value
     return [Point(counter, step, found) for (counter, step), found in values.items()]
 
 
-def _is_step(value: Any) -> bool:
+def step_of(record: Mapping[str, Any]) -> int | None:
+    """The step that a record names for all of its metrics, if it does."""
+    steps = (_as_step(record.get(field)) for field in (*STEP_FIELDS, FRACTION))
+    return next((step for step in steps if step is not None), None)
+
+
+def _as_step(value: Any) -> int | None:
+    """A counter as a step: a whole number, or a text such as ``10/438``; `None` for anything else."""
+    if isinstance(value, str) and (parts := value.split("/"))[0].isdecimal() and len(parts) == 2:
+        value = int(parts[0])
     if not isinstance(value, (int, float)) or isinstance(value, bool):
-        return False
-    return abs(value) <= LARGEST_STEP and float(value).is_integer()
+        return None
+    return int(value) if abs(value) <= LARGEST_STEP and float(value).is_integer() else None
 
 
 def sentences(left_out: Mapping[str, str]) -> tuple[str, ...]:

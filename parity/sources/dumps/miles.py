@@ -1,4 +1,4 @@
-"""Miles' own files: the dashboard's columns of tokens, and the metrics among its events.
+"""Miles' own files: the dashboard's columns of tokens, and lines of its event logs.
 
 `save_dashboard_columns` of `miles/ray/rollout/debug_data.py`; `MetricEvent` of
 `miles/utils/audit_utils/event_logger/models.py`.
@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from parity.errors import InputError, UsageError
-from parity.metrics import Curve, curves_of_run
 from parity.records.samples import SCHEMA, Rollout
 from parity.sources.dumps.rows import DAMAGED_TABLE
-from parity.sources.json_lines import read_lines
 
-_STEP_KEYS = ("train/step", "rollout/step", "eval/step")
 _STEP_IN_NAME = re.compile(r"rollout_(\d+)")
 
 
@@ -71,38 +68,3 @@ def read_dashboard(path: Path, group_size: int | None) -> Iterator[Rollout]:
 def is_event(row: dict[str, Any]) -> bool:
     """Whether a line is one of an event log."""
     return {"timestamp", "source", "type"} <= row.keys()
-
-
-def read_metric_events(path: Path) -> Mapping[str, Curve]:
-    """The curves of the metrics among the events of one process, by name; other events are passed over.
-
-    What is logged at one step in several events is one record, unless a metric comes again: then the run went back.
-    Values that are no numbers are left out.
-
-    Raises:
-        InputError: A line is damaged, or a metric event has no metrics or no step.
-    """
-    records: dict[str, list[dict[str, Any]]] = {key: [] for key in _STEP_KEYS}
-    for place, row in read_lines(path):
-        if row.get("type") != "metric":
-            continue
-        metrics = row.get("metrics")
-        if not isinstance(metrics, dict):
-            raise InputError(f"{place}: field 'metrics' is {type(metrics).__name__}, not an object")
-        key = next((key for key in _STEP_KEYS if key in metrics), None)
-        if key is None:
-            raise InputError(f"{place}: none of {', '.join(_STEP_KEYS)} says the step of these metrics")
-        numbers = {name: value for name, value in metrics.items() if name not in _STEP_KEYS and _is_number(value)}
-        last = records[key][-1] if records[key] else {}
-        if last.get("step") == metrics[key] and not last.keys() & numbers.keys():
-            last.update(numbers)
-        else:
-            records[key].append({"step": metrics[key], **numbers})
-    curves: dict[str, Curve] = {}
-    for own in records.values():
-        curves |= curves_of_run(path.stem, own)
-    return curves
-
-
-def _is_number(value: Any) -> bool:
-    return value is None or (isinstance(value, (int, float)) and not isinstance(value, bool))

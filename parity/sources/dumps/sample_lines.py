@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from parity.errors import InputError
-from parity.metrics import Curve, curves_of_run
 from parity.records.exchanges import Exchange
 from parity.records.samples import SCHEMA, Rollout
 from parity.sources.dumps.rows import DAMAGED_TABLE, TRUTH_VALUES, rollout_of
@@ -106,17 +105,3 @@ def read_exchange_lines(path: Path) -> Iterator[Exchange]:
         InputError: A line is damaged or no exchange.
     """
     return (Exchange.from_json(row, place) for place, row in read_lines(path))
-
-
-def is_metrics(row: dict[str, Any]) -> bool:
-    """Whether a line holds the metrics of one step."""
-    return "step" in row and any("/" in name for name in row)
-
-
-def read_metrics(path: Path) -> Mapping[str, Curve]:
-    """The curves of a ``metrics.jsonl`` by metric; the run is named after its directory.
-
-    Raises:
-        InputError: A line is damaged, or a value is no number.
-    """
-    return curves_of_run(path.absolute().parent.name, (row for _, row in read_lines(path)))

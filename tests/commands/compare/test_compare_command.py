@@ -14,7 +14,7 @@ from parity.cli.compare import compare
 from parity.errors import ParityError, UsageError
 from parity.records.experiment import ExperimentConfig
 from parity.records.store import create_experiment, run_store
-from parity.sources.curves import read_runs
+from parity.sources.registry import read_runs
 
 MARGINS = {
     "rollout/raw_reward": 0.1,

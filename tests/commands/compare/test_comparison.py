@@ -15,7 +15,7 @@ from parity.metrics import Curve
 from parity.records.margins import by_curve
 from parity.report import text
 from parity.report.document import Report
-from parity.sources.curves import RecordedRun
+from parity.sources.curves.recorded_runs import RecordedRun
 
 MARGINS = {"response_length": 0.05}
 QUESTION = Question(margins_of(MARGINS, history=False), stated=tuple(margins_of(MARGINS, history=False)))

@@ -20,7 +20,7 @@ from clearml_server import clearml_server
 from parity.metrics import Curve
 from parity.report.document import Report
 from parity.report.trackers import clearml
-from parity.sources.curves import read_runs
+from parity.sources.registry import read_runs
 
 pytest.importorskip("clearml")
 

@@ -16,7 +16,7 @@ from parity.errors import UsageError
 from parity.findings import Finding, Level, Status, Where
 from parity.report.document import Report
 from parity.report.trackers import Targets, check_installed, content, publish
-from parity.sources.curves import read_runs
+from parity.sources.registry import read_runs
 
 
 def test_tensorboard_reads_back_and_a_second_writing_replaces_only_the_first(

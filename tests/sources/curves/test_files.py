@@ -20,7 +20,9 @@ from hypothesis import strategies as st
 
 from parity.errors import InputError, NotRecognised, UsageError
 from parity.evidence.training.recordings import without_odd_zeros
-from parity.sources.curves import Names, RecordedRun, load_names, read_runs
+from parity.sources.curves.names import Names, load_names
+from parity.sources.curves.recorded_runs import RecordedRun
+from parity.sources.registry import read_runs
 
 LOSSES = [0.5, math.nan, 0.25, 1e-9]
 

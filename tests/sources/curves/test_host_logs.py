@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from parity.sources.curves import RecordedRun, read_runs
+from parity.sources.curves.recorded_runs import RecordedRun
+from parity.sources.registry import read_runs
 
 pytestmark = pytest.mark.hosts
 SCRIPT = Path(__file__).parents[2] / "support" / "host_log.py"

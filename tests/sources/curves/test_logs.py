@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from parity.errors import InputError, NotRecognised
-from parity.sources.curves import RecordedRun, read_runs
+from parity.sources.curves.recorded_runs import RecordedRun
+from parity.sources.registry import read_runs
 
 RELAX = "2026-08-18 11:58:09 | INFO | relax.backends.megatron.model:1234 "
 SLIME = "[2026-08-18 11:58:09] model.py:918 - "
@@ -61,11 +62,11 @@ def test_colours_ray_and_grep_prefixes_and_progress_bars(tmp_path: Path) -> None
 def test_bare_nan_numpy_numbers_and_what_is_no_number(tmp_path: Path) -> None:
     run = read(
         tmp_path,
-        SLIME + "step 0: {'train/loss': nan, 'train/kl': inf, 'train/low': -inf, 'passrate/pass@1': np.float64(0.25), "
+        SLIME + "step 0: {'train/loss': nan, 'train/odd': inf, 'train/low': -inf, 'passrate/pass@1': np.float64(0.25), "
         "'t': tensor(2.5, device='cuda:0'), 'rollout/mode': 'async', 'flag': True, 'none': None}",
     )
     assert math.isnan(values(run, "train/loss")[0])
-    assert values(run, "train/kl") == {0: math.inf}
+    assert values(run, "train/odd") == {0: math.inf}
     assert values(run, "train/low") == {0: -math.inf}
     assert values(run, "passrate/pass@1") == {0: 0.25}
     assert values(run, "t") == {0: 2.5}

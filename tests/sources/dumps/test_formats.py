@@ -13,7 +13,7 @@ from parity.contract_checks import Rules
 from parity.errors import UsageError
 from parity.findings import Verdict
 from parity.records.samples import Rollout, Sample
-from parity.sources.dumps import open_source
+from parity.sources.registry import open_source
 
 N = 4
 RULES = Rules(group_size=N, max_new_tokens=40, stop_token_ids=frozenset({2}), temperature=1.0, advantage="grpo")

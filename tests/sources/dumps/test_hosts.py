@@ -17,7 +17,7 @@ from host_forms import train_columns
 
 from parity.errors import InputError
 from parity.records.samples import Rollout, Sample
-from parity.sources.dumps import open_source
+from parity.sources.registry import open_source
 
 pytestmark = [pytest.mark.hosts, pytest.mark.filterwarnings("ignore")]
 

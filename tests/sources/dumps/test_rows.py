@@ -15,8 +15,8 @@ from parity.commands.check import check_paths
 from parity.contract_checks import Rules
 from parity.errors import InputError, NotRecognised, UsageError
 from parity.records.samples import Rollout, Sample
-from parity.sources.dumps import open_source
 from parity.sources.dumps.rows import rollout_of
+from parity.sources.registry import open_source
 
 N = 4
 
@@ -316,8 +316,9 @@ def test_metrics_of_a_run_and_of_events_are_curves(tmp_path: Path) -> None:
     ]
     other = {"timestamp": "t", "source": {}, "type": "cell_reconfigure", "rollout_id": 0}
     log = write_lines(tmp_path / "trainer.jsonl", [other, *events])
-    for path, name in ((run, "run"), (log, "trainer")):
+    for path in (run, log):
         source = open_source(path)
-        assert source.curves is not None
-        loss = source.curves()["train/loss"]
-        assert (loss.run, loss.steps.tolist(), loss.values.tolist()) == (name, [0, 1], [0.0, 0.5])
+        assert source.runs is not None
+        (recorded,) = source.runs()
+        loss = recorded.curves["train/loss"]
+        assert (loss.run, loss.steps.tolist(), loss.values.tolist()) == (str(path), [0, 1], [0.0, 0.5])

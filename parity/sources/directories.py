@@ -9,7 +9,7 @@ from pathlib import Path
 
 from parity.errors import InputError, NotRecognised, UsageError
 from parity.records.store import EXPERIMENT_FILE, RunStore
-from parity.sources.dumps.registry import FORMATS, Source, open_source
+from parity.sources.registry import OF_SAMPLES, Source, open_source
 
 _PARTS_OF_A_RUN = ("rollouts", "exchanges")
 
@@ -62,7 +62,7 @@ def _named(path: Path, group_size: int | None) -> Source:
     try:
         return open_source(path, group_size)
     except NotRecognised as error:
-        raise NotRecognised(f"{error}; what is read: {', '.join(one.name for one in FORMATS)}") from error
+        raise NotRecognised(f"{error}; what is read: {', '.join(form.name for form in OF_SAMPLES)}") from error
 
 
 def omission(path: Path, error: InputError | UsageError) -> Omission:
