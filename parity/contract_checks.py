@@ -40,6 +40,7 @@ from parity.records.samples import Rollout
 
 __all__ = [
     "CHECKS",
+    "GAP_CHECKS",
     "AdvantageFormula",
     "Check",
     "Part",
@@ -55,6 +56,7 @@ __all__ = [
     "check_parts",
     "check_recording",
     "check_requests",
+    "check_run_curves",
     "check_samples",
     "part_of",
     "samples_of",
@@ -426,9 +428,17 @@ def check_measured(measured: Mapping[int, Mapping[str, float]], records: Iterabl
 
 def check_curves(baseline: Sequence[RunCurves], experiment: Sequence[RunCurves]) -> list[Finding]:
     """Checks the curves of both arms' runs: regular steps, each once, finite, and the same steps in both arms."""
-    runs = [*baseline, *experiment]
-    found = [finding for check, unit, rule in _CURVE_RULES for finding in findings_of(check, rule(runs), unit)]
-    return [*found, *findings_of(_ARMS_STEPS, curves.arms_same_steps(baseline, experiment), "metrics")]
+    of_runs = check_run_curves([*baseline, *experiment])
+    return [*of_runs, *findings_of(_ARMS_STEPS, curves.arms_same_steps(baseline, experiment), "metrics")]
+
+
+def check_run_curves(runs: Sequence[RunCurves]) -> list[Finding]:
+    """Checks the curves of runs of any arm: regular steps, each once, finite, and the gap of trainer and engine."""
+    return [finding for check, unit, rule in _CURVE_RULES for finding in findings_of(check, rule(runs), unit)]
+
+
+GAP_CHECKS = frozenset({"curve_train_rollout_gap", "curve_climbing_gap"})
+"""The checks of curves that are about the gap of trainer and engine."""
 
 
 def summarise(findings: Iterable[Finding]) -> dict[str, dict[str, int]]:

@@ -78,6 +78,7 @@ def check_sources(option: str, sources: Sequence[str]) -> None:
         UsageError: One does not exist.
     """
     for source in sources:
-        if not source.startswith(("wandb:", "clearml:")) and not Path(source).exists():
+        of_several = ":" in source and Path(source.rpartition(":")[0]).exists()  # one run of a file, PATH:RUN
+        if not source.startswith(("wandb:", "clearml:")) and not of_several and not Path(source).exists():
             beside = (str(path) for path in Path(source).parent.glob("*")) if Path(source).parent.is_dir() else ()
             raise UsageError(f"{option} {source}: no such file or directory{did_you_mean(source, beside)}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -18,9 +18,18 @@ from typing import Any
 
 import pyarrow as pa
 
-from parity.contract_checks import AdvantageFormula, Rules, check_batches, check_exchanges, check_recording, samples_of
+from parity.contract_checks import (
+    GAP_CHECKS,
+    AdvantageFormula,
+    Rules,
+    check_batches,
+    check_exchanges,
+    check_recording,
+    check_run_curves,
+    samples_of,
+)
 from parity.errors import InputError, UsageError
-from parity.findings import Finding, quantity
+from parity.findings import Finding, Severity, quantity
 from parity.records.exchanges import Exchange
 from parity.records.samples import Rollout, Sample
 from parity.report.checks import CheckResult
@@ -55,11 +64,13 @@ class _Reading:
     samples: int = 0
     groups: int = 0
     exchanges: int = 0
+    runs: int = 0
 
     def counts(self) -> dict[str, int]:
         """By name, for the result."""
         files = len(self.begun)
-        return {"samples": self.samples, "groups": self.groups, "exchanges": self.exchanges, "files": files}
+        counts = {"samples": self.samples, "groups": self.groups, "exchanges": self.exchanges, "files": files}
+        return counts | ({"runs": self.runs} if self.runs else {})
 
     def report(self) -> None:
         """Tells the watcher how far it is."""
@@ -135,21 +146,40 @@ def check_paths(paths: Sequence[Path], rules: Rules, watcher: Watcher = _silent)
     found = find_sources(paths, rules.group_size)
     named = {path for path in paths if not path.is_dir()}
     checked = [source for source in found.sources if source.samples or source.exchanges]
-    curves = [Omission(source.path, f"{source.format}: no samples", False) for source in found.sources if source.runs]
-    reading = _Reading(len(checked), watcher, [*found.omissions, *curves])
+    of_curves = [source for source in found.sources if source.runs]
+    reading = _Reading(len(checked) + len(of_curves), watcher, list(found.omissions))
     datasets = _datasets(checked)
     names = _names([directory for directory, _ in datasets])
     findings: list[Finding] = []
     for name, (_, sources) in zip(names, datasets, strict=True):
         own = _findings(sources, rules, reading)
         findings += own if len(datasets) == 1 else [finding.in_run(name) for finding in own]
+    findings += _curve_findings(of_curves, reading)
     if failed := next((path for path in reading.errors if path in named), None):
         raise InputError(reading.errors[failed])
-    if not reading.samples and not reading.exchanges:
+    if not (reading.samples or reading.exchanges or reading.runs):
         reasons = "".join(f"\n  {one.path}: {one.reason}" for one in reading.omissions[:10])
-        raise InputError(f"no samples and no exchanges at {', '.join(map(str, paths))}{reasons}")
-    sources_read = tuple((source.path, source.format) for source in checked if source.path in reading.begun)
+        raise InputError(f"no samples, exchanges or metrics at {', '.join(map(str, paths))}{reasons}")
+    sources_read = tuple((source.path, source.format) for source in found.sources if source.path in reading.begun)
     return CheckResult(tuple(findings), reading.counts(), sources_read, tuple(reading.omissions))
+
+
+def _curve_findings(sources: Sequence[Source], reading: _Reading) -> list[Finding]:
+    """The rules over curves of every run: a gap of trainer and engine fails, odd steps and values are warnings."""
+    runs = []
+    for source in sources:
+        assert source.runs is not None
+        try:
+            runs += [run.curves for run in source.runs()]
+            reading.begun.add(source.path)
+            reading.report()
+        except (InputError, UsageError) as error:
+            reading.leave_out(source, error)
+    reading.runs = len(runs)
+    return [
+        finding if finding.check in GAP_CHECKS else replace(finding, severity=Severity.WARNING)
+        for finding in (check_run_curves(runs) if runs else [])
+    ]
 
 
 def _datasets(sources: Iterable[Source]) -> list[tuple[Path, list[Source]]]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from parity.contract_checks import GAP_CHECKS, check_run_curves
 from parity.errors import UsageError
 from parity.findings import (
     Finding,
@@ -110,6 +111,7 @@ def compare(
         *_reward_findings([*arms[0], *arms[1]]),
         *_endings(baseline, experiment, asked.ended),
         *run_cost_findings(arms[0], arms[1]),
+        *(finding for finding in check_run_curves([*arms[0], *arms[1]]) if finding.check in GAP_CHECKS),
     ]
     recordings = recording_findings(*arms)
     curves = _curve_findings(arms[0], arms[1], arms[2], asked)
@@ -153,6 +155,8 @@ def judge_curves(findings: Sequence[Finding], defaults: Collection[str] = ()) ->
     reasons += [finding.message for finding in training if finding.check == "worst_case"]
     if status is Status.FAIL:
         return Judgement(Verdict.DIFFERENT, reasons)
+    if gaps := [finding.message for finding in findings if finding.level is Level.CONTRACT and finding.fails]:
+        return Judgement(Verdict.INCONCLUSIVE, [*reasons, *gaps])
     passed = {str(finding.where.field) for finding in decided if finding.status is Status.PASS}
     if status is not Status.PASS or REWARD not in passed:
         return Judgement(Verdict.INCONCLUSIVE, reasons)

@@ -66,7 +66,6 @@ LINES: tuple[tuple[Callable[[dict[str, Any]], bool], Format], ...] = (
 )
 
 OF_SAMPLES = (DUMP, *(form for _, form in TABLES), *(form for _, form in LINES))
-OF_RUNS = (EVENT_FILE, OFFLINE_RUN, SESSION_ZIP, METRIC_LINES, DOCUMENT, TABLE, LOG)
 
 ADDRESSES: dict[str, Callable[[str], list[RecordedCurves]]] = {"clearml": clearml.read_task, "wandb": wandb.read_api}
 """Runs on servers, given as ``<scheme>:<id>``."""

@@ -77,10 +77,11 @@ def experiment(valid_samples: Build, valid_exchanges: Answer, tmp_path: Path) ->
 def test_an_experiment_passes_and_its_unfinished_step_is_left_out(experiment: Path) -> None:
     result = check_paths([experiment], Rules(group_size=N))
     assert result.exit_code == 0, [one.message for one in result.findings if one.fails]
-    assert result.counts == {"samples": 96, "groups": 24, "exchanges": 12 + 48, "files": 12}
+    assert result.counts == {"samples": 96, "groups": 24, "exchanges": 12 + 48, "files": 14, "runs": 2}
     unfinished = [one.path.name for one in result.omissions if one.reason == "a step that is not finished"]
     assert sorted(unfinished) == ["step-000003.exchanges.jsonl"] * 2 + ["step-000003.parquet"] * 2
-    assert {one.where.run for one in result.findings} == {"native-seed0", "per-sample-seed0"}
+    of_samples = [finding for finding in result.findings if not finding.check.startswith("curve_")]
+    assert {finding.where.run for finding in of_samples} == {"native-seed0", "per-sample-seed0"}
 
 
 def test_samples_that_were_not_received_are_found_in_their_run(experiment: Path, valid_samples: Build) -> None:
@@ -288,11 +289,43 @@ def test_a_wrong_command_ends_with_one_sentence(
 def test_a_directory_with_nothing_to_check_is_wrong_input(
     tmp_path: Path, check: Callable[..., tuple[int, str, str]]
 ) -> None:
-    write_lines(tmp_path / "metrics.jsonl", [{"step": 0, "train/loss": 0.1}])
+    write_lines(tmp_path / "notes.jsonl", [{"author": "x"}])
     code, _, err = check(tmp_path)
     assert code == 2
-    assert f"no samples and no exchanges at {tmp_path}" in err
-    assert "metrics of a run: no samples" in err
+    assert str(tmp_path) in err and "notes.jsonl" in err
+
+
+@pytest.mark.parametrize("content", [b"", b"\0" * 4096, b"no space left on device"], ids=["empty", "zeros", "text"])
+@pytest.mark.parametrize("name", ["7.pt", "step-000007.parquet", "a.samples.jsonl", "a.exchanges.jsonl"])
+def test_an_empty_or_garbage_file_where_a_dump_is_expected_does_not_pass(
+    name: str, content: bytes, valid_samples: Build, tmp_path: Path
+) -> None:
+    """A full disk leaves exactly such files."""
+    write_lines(tmp_path / "good.samples.jsonl", [sample.to_json() for sample in valid_samples(n=N)])
+    assert check_paths([tmp_path], Rules()).exit_code == 0
+    (tmp_path / name).write_bytes(content)
+    result = check_paths([tmp_path], Rules())
+    assert [(omission.path.name, omission.damaged) for omission in result.omissions] == [(name, True)]
+    assert (result.verdict.value, result.exit_code) == ("INCONCLUSIVE", 2)
+
+
+def test_the_metrics_of_a_run_are_held_to_the_rules_of_curves(tmp_path: Path) -> None:
+    """New weights are acknowledged and never used; beside it the gap of a sound run."""
+    gap = "train/train_rollout_logprob_abs_diff"
+    for name, slope in (("sound", 0.0), ("stale", 0.002)):
+        rows = [{"step": k, gap: 0.012 + slope * k, "train/loss": 0.5} for k in range(40)]
+        write_lines(tmp_path / f"{name}.jsonl", rows)
+    sound, stale = (check_paths([tmp_path / f"{name}.jsonl"], Rules()) for name in ("sound", "stale"))
+    assert (sound.exit_code, sound.counts["runs"]) == (0, 1)
+    assert {finding.check for finding in stale.findings if finding.fails} == {"curve_climbing_gap"}
+
+
+def test_odd_values_of_a_foreign_log_are_warnings(tmp_path: Path) -> None:
+    rows = [{"step": k, "train/loss": None if k == 3 else 0.5} for k in range(20) if k != 7]
+    result = check_paths([write_lines(tmp_path / "run.jsonl", rows)], Rules())
+    assert result.exit_code == 0
+    failed = {finding.check for finding in result.findings if finding.status is Status.FAIL}
+    assert failed == {"curve_finite_values", "curve_regular_steps"}
 
 
 def test_files_of_a_directory_are_read_in_the_order_of_their_numbers(valid_samples: Build, tmp_path: Path) -> None:
