@@ -1,0 +1,272 @@
+"""Starts the runs of a launch, watches them, starts them again by the stated policy, and writes down what happened.
+
+All state is on disk: a driver that was killed, or left with Ctrl-C, goes on with the jobs as it finds them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from parity.errors import EngineUnavailable, InputError, UsageError
+from parity.launch.file import LaunchFile, RunPlan, plan_runs
+from parity.launch.jobs import Backend, JobState
+from parity.records.provenance import commit
+from parity.records.store import RunStore, create_experiment, exclusive, read_experiment, run_store
+from parity.sources.curves import read_runs
+
+POLL_SECONDS = 2.0
+ENDED = ("completed", "failed", "stopped")
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """One run as it stands.
+
+    Attributes:
+        plan: What was asked for.
+        status: ``waiting``, ``running``, or one of `ENDED`.
+        attempt: How often it was started.
+        job: The job's id, empty before the first start.
+        step: The last step that its curves have; `None` while they have none.
+        moved_at: When the job started or the last step came, in seconds since the epoch.
+        message: Why it ended as it did.
+    """
+
+    plan: RunPlan
+    status: str = "waiting"
+    attempt: int = 0
+    job: str = ""
+    step: int | None = None
+    moved_at: float = 0.0
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Watcher:
+    """What a front end is told: `table` after each look at all runs, `note` for everything worth a line."""
+
+    table: Callable[[Sequence[Launched]], None] = field(default=lambda runs: None)
+    note: Callable[[str], None] = field(default=lambda text: None)
+
+
+def launched_runs(launch: LaunchFile, out: Path) -> list[Launched]:
+    """Every run as it stands on disk, in the order of their start.
+
+    Raises:
+        InputError: A file of a run cannot be read.
+    """
+    return [_read(plan, run_store(out, plan.name)) for plan in plan_runs(launch, out)]
+
+
+def _read(plan: RunPlan, store: RunStore) -> Launched:
+    outcome = store.outcome()
+    launched = Launched(plan, step=last_step(plan.curves))
+    if not outcome:
+        return launched
+    return replace(
+        launched,
+        status=str(outcome["status"]),
+        attempt=int(outcome.get("attempt", 0)),
+        job=str(outcome.get("job", "")),
+        moved_at=float(outcome.get("moved_at", 0.0)),
+        message=str(outcome.get("message", "")),
+    )
+
+
+def last_step(curves: str) -> int | None:
+    """The last step that a run's curves have; `None` where there are none yet, or none that can be read yet."""
+    try:
+        runs = read_runs(curves)
+    except (InputError, UsageError):
+        return None
+    steps = [int(curve.steps[-1]) for run in runs for curve in run.curves.values() if len(curve.steps)]
+    return max(steps, default=None)
+
+
+def drive(
+    launch: LaunchFile,
+    out: Path,
+    backend: Backend,
+    watcher: Watcher,
+    *,
+    poll_seconds: float = POLL_SECONDS,
+    enough: Callable[[Sequence[Launched]], str] = lambda runs: "",
+) -> list[Launched]:
+    """Starts, or goes on with, all runs until each has ended.
+
+    Args:
+        launch: What to run.
+        out: The launch's directory.
+        backend: Where jobs run.
+        watcher: Told how the runs stand.
+        poll_seconds: Seconds between two looks.
+        enough: Asked after each look whether the evidence decides already, and why; empty while it does not.
+
+    Raises:
+        UsageError: The directory holds another launch, or another process drives it.
+        EngineUnavailable: No job could be started.
+    """
+    with exclusive(out):
+        _describe(launch, out)
+        runs = launched_runs(launch, out)
+        while True:
+            runs = [_look(launch, run, backend, watcher) if run.status == "running" else run for run in runs]
+            running = sum(run.status == "running" for run in runs)
+            for at, run in enumerate(runs):
+                if run.status == "waiting" and running < launch.place.at_once:
+                    runs[at] = _start(run, run.plan.command, backend, watcher)
+                    running += 1
+            watcher.table(runs)
+            if all(run.status in ENDED for run in runs):
+                return runs
+            if reason := enough(runs):
+                watcher.note(f"all runs are stopped: {reason}")
+                return [_stop(run, backend, reason) for run in runs]
+            time.sleep(poll_seconds)
+
+
+def stop(launch: LaunchFile, out: Path, backend: Backend) -> list[Launched]:
+    """Ends the jobs of all runs that have not ended, and returns these runs.
+
+    Raises:
+        UsageError: A driver is at work on this directory.
+    """
+    with exclusive(out):
+        return [
+            _stop(run, backend, "stopped by --stop") for run in launched_runs(launch, out) if run.status not in ENDED
+        ]
+
+
+def _describe(launch: LaunchFile, out: Path) -> None:
+    """Writes what is asked for, or holds it against what the directory says."""
+    import msgspec
+
+    asked: dict[str, Any] = msgspec.to_builtins(launch)
+    if not (out / "experiment.json").exists():
+        baseline, experiment, *_ = launch.arms
+        create_experiment(
+            out,
+            {
+                "format": 1,
+                "kind": "launch",
+                "baseline": baseline,
+                "experiment": experiment,
+                "seeds": list(launch.seeds),
+                "margins": launch.margins,
+                "commit": commit(Path.cwd()),
+                "launch": asked,
+                "created_at": time.time(),
+            },
+        )
+        return
+    before = read_experiment(out).get("launch")
+    if before != asked:
+        changed = sorted(name for name in asked if not isinstance(before, dict) or before.get(name) != asked[name])
+        raise UsageError(f"{out} was launched with other {', '.join(changed)}: choose another --out for a new launch")
+
+
+def _start(run: Launched, command: str, backend: Backend, watcher: Watcher) -> Launched:
+    """Starts the next attempt of a run."""
+    store = RunStore(run.plan.directory)
+    store.create()
+    attempt = run.attempt + 1
+    began = time.time()
+    job = backend.start(run.plan, command, attempt)
+    store.append_event(
+        "start" if attempt == 1 else "restart",
+        began,
+        attempt=attempt,
+        job=job,
+        command=command,
+        commit=commit(Path.cwd()),
+    )
+    watcher.note(f"{run.plan.name}: attempt {attempt} started as job {job.partition(':')[0]}")
+    return _write(replace(run, status="running", attempt=attempt, job=job, moved_at=began, message=""))
+
+
+def _write(run: Launched) -> Launched:
+    """Writes how a run stands, and returns it."""
+    RunStore(run.plan.directory).write_outcome(
+        {
+            "design": "launched",
+            "arm": run.plan.arm,
+            "seed": run.plan.seed,
+            "status": run.status,
+            "attempt": run.attempt,
+            "job": run.job,
+            "moved_at": run.moved_at,
+            "message": run.message,
+        }
+    )
+    return run
+
+
+def _look(launch: LaunchFile, run: Launched, backend: Backend, watcher: Watcher) -> Launched:
+    """Looks at a running job: it goes on, has ended well, or has failed and is started again or given up."""
+    try:
+        status = backend.status(run.job)
+    except EngineUnavailable as error:
+        watcher.note(f"{run.plan.name}: {error}; asked again in a moment")
+        return run
+    step = last_step(run.plan.curves)
+    if step is not None and (run.step is None or step > run.step):
+        run = _write(replace(run, step=step, moved_at=time.time()))
+    if status.state is JobState.SUCCEEDED:
+        return _end(run, "completed", "", watcher)
+    quiet_minutes = (time.time() - run.moved_at) / 60
+    if status.state is JobState.RUNNING:
+        if quiet_minutes <= launch.restart.hang_minutes:
+            return run
+        return _failed(launch, run, f"no step for {quiet_minutes:.3g} minutes", backend, watcher)
+    return _failed(launch, run, status.message, backend, watcher)
+
+
+def _failed(launch: LaunchFile, run: Launched, reason: str, backend: Backend, watcher: Watcher) -> Launched:
+    """A failed attempt: the next one by the policy, or the end."""
+    backend.stop(run.job)  # what a job left behind would write beside the next attempt
+    store = RunStore(run.plan.directory)
+    store.append_event("retry", time.time(), attempt=run.attempt, message=reason, **_at(run))
+    policy = launch.restart
+    if policy.policy == "never" or run.attempt >= policy.attempts:
+        return _end(run, "failed", f"attempt {run.attempt} of {policy.attempts}: {reason}", watcher)
+    watcher.note(f"{run.plan.name}: {reason}; restarts from {policy.policy}")
+    if policy.policy == "zero":
+        aside = run.plan.directory.with_name(f".{run.plan.name}.attempt-{run.attempt}")
+        events = (run.plan.directory / "events.jsonl").read_bytes()
+        run.plan.directory.rename(aside)
+        store.create()
+        (run.plan.directory / "events.jsonl").write_bytes(events)
+        return _start(replace(run, step=None), run.plan.command, backend, watcher)
+    return _start(run, run.plan.again, backend, watcher)
+
+
+def _at(run: Launched) -> dict[str, int]:
+    return {} if run.step is None else {"step": run.step}
+
+
+def _end(run: Launched, status: str, message: str, watcher: Watcher) -> Launched:
+    event = "end" if status == "completed" else "abort"
+    RunStore(run.plan.directory).append_event(event, time.time(), message=message, **_at(run))
+    watcher.note(f"{run.plan.name}: {status}{f': {message}' if message else ''}")
+    return _write(replace(run, status=status, message=message))
+
+
+def _stop(run: Launched, backend: Backend, reason: str) -> Launched:
+    """Ends a run's job where it has one; a run that has ended stays as it is."""
+    if run.status in ENDED:
+        return run
+    if run.status == "running":
+        backend.stop(run.job)
+    RunStore(run.plan.directory).create()
+    return _end(run, "stopped", reason, Watcher())
+
+
+def spliced(store: RunStore) -> Iterator[int]:
+    """The attempts of a run that went on from a checkpoint, so that its curve is of several pieces."""
+    for event in store.events():
+        if event.get("event") == "restart":
+            yield int(event["attempt"])

@@ -1,0 +1,228 @@
+"""The file of a launch: arms, seeds, the command, where results will be, and when a run is started again."""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+import shlex
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from parity.errors import InputError
+from parity.findings import quantity
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+PLACES = ("arm", "seed", "run", "arguments")
+"""What a command, an argument, a path and a variable may name in braces; `run` is the run's own directory."""
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_PLACE = re.compile(r"(?<!\$)\{([a-z]+)\}")
+"""A place in braces; shell variables such as ``${HOME}`` are none."""
+
+
+class ArmFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What one arm changes: variables and arguments added to the command, or a command of its own."""
+
+    environment: dict[str, str] = {}
+    arguments: list[str] = []
+    command: str = ""
+
+
+class Results(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where a run leaves what it is judged by, as `parity compare` and `parity check` read it.
+
+    `curves` is required and may name several sources; `samples` are dumps and recordings, which the contract is
+    checked on.
+    """
+
+    curves: str
+    samples: list[str] = []
+
+
+class Restart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is done with a run that failed, or that made no step for so long.
+
+    `policy` is ``checkpoint`` (the same command again, with `arguments`, in the same directory), ``zero`` (again in an
+    empty directory) or ``never``; `attempts` counts all, the first included.
+    """
+
+    policy: Literal["checkpoint", "zero", "never"] = "zero"
+    attempts: int = 3
+    arguments: list[str] = []
+    hang_minutes: float = 30.0
+
+
+class Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where jobs run: on this machine, or by the Jobs API of a Ray cluster; `cpus` and `gpus` are those of one job."""
+
+    kind: Literal["local", "ray"] = "local"
+    address: str = ""
+    at_once: int = 1
+    cpus: float = 0.0
+    gpus: float = 0.0
+    resources: dict[str, float] = {}
+    working_directory: str = ""
+
+
+class LaunchFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """All that a launch asks for; the first arm is the baseline.
+
+    Attributes:
+        command: The shell command of one run, with places in braces (`PLACES`).
+        arms: What each arm changes, by name.
+        seeds: The seeds of every arm.
+        results: Where a run leaves what it is judged by.
+        margins: The largest difference that does not matter, by metric.
+        environment: Variables of every run.
+        restart: What is done with a run that failed or hangs.
+        place: Where jobs run.
+        order_seed: Draws the order of the arms at each seed.
+        steps: Training steps of a whole run; 0 where only the command knows.
+    """
+
+    command: str
+    arms: dict[str, ArmFile]
+    seeds: list[int]
+    results: Results
+    margins: dict[str, float] = {}
+    environment: dict[str, str] = {}
+    restart: Restart = Restart()
+    place: Place = Place()
+    order_seed: int = 0
+    steps: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RunPlan:
+    """One run as it will be started.
+
+    Attributes:
+        name: ``<arm>-seed<k>``.
+        command: The shell command.
+        again: The shell command of a further attempt.
+        environment: Variables beside those of the launching process.
+        directory: The run's own directory, absolute.
+        curves: Where its curves will be, and `samples` its dumps and recordings.
+    """
+
+    name: str
+    arm: str
+    seed: int
+    command: str
+    again: str
+    environment: Mapping[str, str]
+    directory: Path
+    curves: str
+    samples: tuple[str, ...]
+
+
+def read_launch_file(path: Path) -> LaunchFile:
+    """Reads and checks a launch file.
+
+    Raises:
+        InputError: The file cannot be read, a field is missing, unknown or of another type, or a value is not possible.
+    """
+    try:
+        launch = msgspec.convert(tomllib.loads(path.read_text("utf-8")), LaunchFile)
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror or error}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.ValidationError) as error:
+        raise InputError(f"{path}: {error}") from error
+    if problem := next(_problems(launch), None):
+        raise InputError(f"{path}: {problem}")
+    return launch
+
+
+def _problems(launch: LaunchFile) -> Iterator[str]:
+    """What cannot be launched, in the order of the file."""
+    if not launch.command.strip():
+        yield "command is empty"
+    if len(launch.arms) < 2:
+        yield f"arms names {quantity(len(launch.arms), 'arms')}: a comparison needs two, the baseline first"
+    for name in launch.arms:
+        if not _NAME.fullmatch(name):
+            yield f"arms.{name}: a name is made of letters, digits, '.', '_' and '-'"
+    if not launch.seeds or len(set(launch.seeds)) < len(launch.seeds):
+        yield f"seeds is {launch.seeds}: one or more, each once"
+    if "{run}" not in launch.results.curves:
+        yield f"results.curves is {launch.results.curves!r}: without {{run}} all runs would write to one place"
+    for metric, margin in launch.margins.items():
+        if not 0 < margin < math.inf:
+            yield f"margins.{metric} is {margin:g}: a margin is positive and finite"
+    restart, place = launch.restart, launch.place
+    for where, number in (("restart.attempts", restart.attempts), ("place.at_once", place.at_once)):
+        if number < 1:
+            yield f"{where} is {number}: 1 or more"
+    if not restart.hang_minutes > 0:
+        yield f"restart.hang_minutes is {restart.hang_minutes:g}: above 0"
+    if place.kind == "local" and (place.address or place.gpus or place.cpus or place.resources):
+        yield 'place: address, cpus, gpus and resources are for kind = "ray"'
+    for where, text in _texts(launch):
+        for name in _PLACE.findall(text):
+            if name not in PLACES:
+                yield f"{where} names {{{name}}}: there are {', '.join(PLACES)}"
+
+
+def _texts(launch: LaunchFile) -> Iterator[tuple[str, str]]:
+    """Every text in which places are filled in, with the name of its field."""
+    yield "command", launch.command
+    yield "results.curves", launch.results.curves
+    yield from (("results.samples", text) for text in launch.results.samples)
+    yield from (("restart.arguments", text) for text in launch.restart.arguments)
+    yield from ((f"environment.{key}", text) for key, text in launch.environment.items())
+    for name, arm in launch.arms.items():
+        yield f"arms.{name}.command", arm.command
+        yield from ((f"arms.{name}.arguments", text) for text in arm.arguments)
+        yield from ((f"arms.{name}.environment.{key}", text) for key, text in arm.environment.items())
+
+
+def _filled(text: str, values: Mapping[str, Any]) -> str:
+    return _PLACE.sub(lambda match: str(values[match.group(1)]), text)
+
+
+def plan_runs(launch: LaunchFile, out: Path) -> list[RunPlan]:
+    """Every run in the order they start: seed by seed, the arms of a seed in an order drawn for it.
+
+    So drift of a cluster falls on all arms, and no arm is always first.
+    """
+    plans = []
+    for seed in launch.seeds:
+        order = random.Random(f"{launch.order_seed}-{seed}").sample(list(launch.arms), len(launch.arms))
+        plans += [_run_plan(launch, arm, seed, out) for arm in order]
+    return plans
+
+
+def _run_plan(launch: LaunchFile, name: str, seed: int, out: Path) -> RunPlan:
+    arm = launch.arms[name]
+    directory = (out / "runs" / f"{name}-seed{seed}").absolute()
+    values = {"arm": name, "seed": seed, "run": directory}
+
+    def command(further: list[str]) -> str:
+        arguments = shlex.join([_filled(text, values) for text in [*arm.arguments, *further]])
+        text = arm.command or launch.command
+        if "{arguments}" not in text and arguments:
+            text += " {arguments}"
+        return _filled(text, {**values, "run": shlex.quote(str(directory)), "arguments": arguments})
+
+    environment = {key: _filled(text, values) for key, text in {**launch.environment, **arm.environment}.items()}
+    return RunPlan(
+        name=directory.name,
+        arm=name,
+        seed=seed,
+        command=command([]),
+        again=command(launch.restart.arguments if launch.restart.policy == "checkpoint" else []),
+        environment=environment,
+        directory=directory,
+        curves=_filled(launch.results.curves, values),
+        samples=tuple(_filled(text, values) for text in launch.results.samples),
+    )

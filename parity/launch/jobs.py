@@ -1,0 +1,183 @@
+"""Where jobs run: process groups on this machine, or the Jobs API of a Ray cluster."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any, Protocol
+
+import psutil
+
+from parity.errors import EngineUnavailable, UsageError
+from parity.launch import job as job_script
+from parity.launch.file import Place, RunPlan
+
+STOP_SECONDS = 10.0
+"""How long a job may take to end when it is asked to, before it is killed."""
+
+
+class JobState(str, Enum):
+    """What became of a job."""
+
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class JobStatus:
+    """The state of a job, and of one that failed why, as far as it is known."""
+
+    state: JobState
+    message: str = ""
+
+
+class Backend(Protocol):
+    """What starts, asks after and ends jobs; a job's id is all it takes to find it again."""
+
+    def start(self, plan: RunPlan, command: str, attempt: int) -> str:
+        """Starts a command in a run's directory and returns the job's id."""
+
+    def status(self, job: str) -> JobStatus:
+        """What became of a job."""
+
+    def stop(self, job: str) -> None:
+        """Ends a job with all that it started; one that has ended stays as it is."""
+
+
+def open_backend(place: Place) -> Backend:
+    """Where jobs run, by a launch file's ``place``.
+
+    Raises:
+        UsageError: Ray is asked for and not installed.
+        EngineUnavailable: The cluster does not answer.
+    """
+    return LocalJobs() if place.kind == "local" else RayJobs(place)
+
+
+class LocalJobs:
+    """Jobs as process groups on this machine: each in a session of its own, which outlives the launcher."""
+
+    def __init__(self) -> None:
+        self._children: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, plan: RunPlan, command: str, attempt: int) -> str:
+        """Starts a command; its output goes to ``job-<attempt>.log`` in the run's directory."""
+        exit_file = plan.directory / f"job-{attempt}.exit"
+        exit_file.unlink(missing_ok=True)
+        with (plan.directory / f"job-{attempt}.log").open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, job_script.__file__, str(exit_file), command],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **plan.environment},
+                start_new_session=True,
+            )
+        job = f"{process.pid}:{psutil.Process(process.pid).create_time()}:{exit_file}"
+        self._children[job] = process
+        return job
+
+    def status(self, job: str) -> JobStatus:
+        """What became of a job; one that is gone without an exit code was killed."""
+        exit_file = Path(job.split(":", 2)[2])
+        if self._runs(job):
+            return JobStatus(JobState.RUNNING)
+        if not exit_file.exists():
+            return JobStatus(JobState.FAILED, "it was killed, and left no exit code")
+        code = int(exit_file.read_text())
+        return JobStatus(JobState.FAILED, f"exit code {code}") if code else JobStatus(JobState.SUCCEEDED)
+
+    def stop(self, job: str) -> None:
+        """Ends all processes of the job's session, by SIGTERM and after a while by SIGKILL."""
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            deadline = time.monotonic() + STOP_SECONDS
+            for process in _members(job):
+                with suppress(psutil.NoSuchProcess):
+                    process.send_signal(number)
+            while time.monotonic() < deadline and (self._runs(job) or _members(job)):
+                time.sleep(0.05)
+
+    def _runs(self, job: str) -> bool:
+        """Whether the job's process is there; another one that has its number by now is not it."""
+        if job in self._children:
+            return self._children[job].poll() is None
+        pid, created, _ = job.split(":", 2)
+        try:
+            process = psutil.Process(int(pid))
+            return process.create_time() == float(created) and process.status() != psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return False
+
+
+def _members(job: str) -> list[psutil.Process]:
+    """What lives of a job's session; a session of another leader that has its number by now is not it."""
+    pid, created, _ = job.split(":", 2)
+    members = []
+    for process in psutil.process_iter():
+        with suppress(psutil.NoSuchProcess, ProcessLookupError):
+            if os.getsid(process.pid) == int(pid) and process.status() != psutil.STATUS_ZOMBIE:
+                members.append(process)
+    leader = next((process for process in members if process.pid == int(pid)), None)
+    return [] if leader is not None and leader.create_time() != float(created) else members
+
+
+class RayJobs:
+    """Jobs of a Ray cluster, by its Jobs API: each command is an entrypoint, which may be a Ray program itself."""
+
+    def __init__(self, place: Place) -> None:
+        try:
+            from ray.job_submission import JobSubmissionClient
+        except ImportError as error:
+            raise UsageError('place.kind = "ray" needs Ray: pip install "rollout-parity[ray]"') from error
+        self._place = place
+        try:
+            self._client: Any = JobSubmissionClient(place.address or None)
+        except (ConnectionError, RuntimeError) as error:
+            raise EngineUnavailable(f"Ray at {place.address or 'the default address'}: {error}") from error
+
+    def start(self, plan: RunPlan, command: str, attempt: int) -> str:
+        """Submits a command; resources are those of the launch file's ``place``."""
+        place = self._place
+        runtime: dict[str, Any] = {"env_vars": dict(plan.environment)}
+        if place.working_directory:
+            runtime["working_dir"] = place.working_directory
+        submitted: str = self._client.submit_job(
+            entrypoint=command,
+            submission_id=f"{plan.name}-{attempt}-{os.urandom(4).hex()}",
+            runtime_env=runtime,
+            entrypoint_num_cpus=place.cpus or None,
+            entrypoint_num_gpus=place.gpus or None,
+            entrypoint_resources=place.resources or None,
+            metadata={"run": plan.name, "attempt": str(attempt)},
+        )
+        return submitted
+
+    def status(self, job: str) -> JobStatus:
+        """What the cluster says of a job; one that it no longer knows was lost with its head node."""
+        try:
+            info = self._client.get_job_info(job)
+        except RuntimeError as error:
+            if "does not exist" in str(error) or "404" in str(error):
+                return JobStatus(JobState.FAILED, "the cluster does not know this job: was its head node restarted?")
+            raise EngineUnavailable(f"Ray: {error}") from error
+        except ConnectionError as error:
+            raise EngineUnavailable(f"Ray: {error}") from error
+        status = str(getattr(info.status, "value", info.status))
+        if status in ("PENDING", "RUNNING"):
+            return JobStatus(JobState.RUNNING)
+        if status == "SUCCEEDED":
+            return JobStatus(JobState.SUCCEEDED)
+        return JobStatus(JobState.FAILED, f"{status.lower()}: {info.message or 'no message'}")
+
+    def stop(self, job: str) -> None:
+        """Ends a job; one that has ended, or that the cluster does not know, stays as it is."""
+        with suppress(RuntimeError):
+            self._client.stop_job(job)
