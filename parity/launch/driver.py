@@ -6,7 +6,7 @@ All state is on disk: a driver that was killed, or left with Ctrl-C, goes on wit
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -263,10 +263,3 @@ def _stop(run: Launched, backend: Backend, reason: str) -> Launched:
         backend.stop(run.job)
     RunStore(run.plan.directory).create()
     return _end(run, "stopped", reason, Watcher())
-
-
-def spliced(store: RunStore) -> Iterator[int]:
-    """The attempts of a run that went on from a checkpoint, so that its curve is of several pieces."""
-    for event in store.events():
-        if event.get("event") == "restart":
-            yield int(event["attempt"])
