@@ -15,7 +15,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from parity.cli.shared import EXIT_CODES, EXIT_HELP, EXIT_INTERRUPTED, new_directory
+from parity.cli.ending import exit_of_signal
+from parity.cli.shared import EXIT_CODES, EXIT_HELP
 from parity.errors import UsageError
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ def _driven(launch: LaunchFile, directory: Path, file: Path, console: Console, q
     except KeyboardInterrupt:
         again = shlex.join(["parity", "launch", str(file), "--out", str(directory)])
         click.echo(f"\nthe jobs go on; follow them with: {again}\nend them with: {again} --stop", err=True)
-        sys.exit(EXIT_INTERRUPTED)
+        sys.exit(exit_of_signal())
 
 
 @contextmanager
@@ -156,7 +157,7 @@ def status_table(runs: Sequence[Launched]) -> Table:
 def _conclude(
     launch: LaunchFile, directory: Path, runs: Sequence[Launched], console: Console, as_json: bool, quiet: bool
 ) -> None:
-    """Judges what there is, writes a report for each arm beside the baseline, and exits with the worst verdict's code."""
+    """Judges what there is, writes a report for each arm, and exits with the worst verdict's code."""
     from parity.commands.launch import judge_launch
     from parity.report.comparison import print_comparison
     from parity.report.write import write_report

@@ -20,6 +20,7 @@ from parity.findings import (
     Status,
     Verdict,
     Where,
+    judge,
     listed,
     quantity,
     status_of_level,
@@ -87,6 +88,8 @@ def compare(
     history: Sequence[RecordedRun] = (),
     question: Question | None = None,
     provenance: Mapping[str, Any] | None = None,
+    arms: tuple[str, str] = (BASELINE, EXPERIMENT),
+    further: Sequence[Finding] = (),
 ) -> Report:
     """Compares the runs of two arms and builds the report.
 
@@ -96,6 +99,8 @@ def compare(
         history: Earlier runs of the baseline, which give margins and the scatter of single runs.
         question: Margins and what else is stated first.
         provenance: Commands, versions and the like, as ``experiment.json`` holds them.
+        arms: The names of the arms.
+        further: What else is known of the runs, such as the contract of their samples.
 
     Raises:
         UsageError: An arm has no run, a run is given twice, `ended` names a run that is not there, or a margin a
@@ -104,34 +109,40 @@ def compare(
     asked = question or Question()
     _check_names([*baseline, *experiment, *history], asked.ended)
     _check_margins([*baseline, *experiment], asked.margins)
-    arms = [[_curves(run) for run in runs] for runs in (baseline, experiment, history)]
+    curves_of_arms = [[_curves(run) for run in runs] for runs in (baseline, experiment, history)]
     findings = [
         *_source_findings([*baseline, *experiment, *history]),
-        *_margin_findings([*arms[0], *arms[1]], asked.margins),
-        *_reward_findings([*arms[0], *arms[1]]),
+        *_margin_findings([*curves_of_arms[0], *curves_of_arms[1]], asked.margins),
+        *_reward_findings([*curves_of_arms[0], *curves_of_arms[1]]),
         *_endings(baseline, experiment, asked.ended),
-        *run_cost_findings(arms[0], arms[1]),
-        *(finding for finding in check_run_curves([*arms[0], *arms[1]]) if finding.check in GAP_CHECKS),
+        *run_cost_findings(*curves_of_arms[:2]),
+        *(
+            finding
+            for finding in check_run_curves([*curves_of_arms[0], *curves_of_arms[1]])
+            if finding.check in GAP_CHECKS
+        ),
     ]
-    recordings = recording_findings(*arms)
-    curves = _curve_findings(arms[0], arms[1], arms[2], asked)
+    recordings = recording_findings(*curves_of_arms)
+    curves = _curve_findings(curves_of_arms[0], curves_of_arms[1], curves_of_arms[2], asked)
     if any(finding.check == "runs_distinct" and finding.status is not Status.PASS for finding in recordings):
         # A run that counts several times makes every test of runs wrong, either way.
         curves = [replace(finding, severity=Severity.WARNING) for finding in curves]
-    findings += [*recordings, *curves]
+    findings += [*recordings, *curves, *further]
     facts = {
         **(provenance or {}),
-        "baseline": BASELINE,
-        "experiment": EXPERIMENT,
+        "baseline": arms[0],
+        "experiment": arms[1],
         "default_margins": asked.defaults,
         "margins": {metric: margin for metric, margin in asked.margins.items() if margin is not None},
     }
     records = [
         _record(run, arm, seed, asked.ended)
-        for arm, runs in ((BASELINE, baseline), (EXPERIMENT, experiment))
+        for arm, runs in zip(arms, (baseline, experiment), strict=True)
         for seed, run in enumerate(runs)
     ]
-    return build_report(facts, records, findings, judge_curves(findings, asked.defaults))
+    below = {status_of_level(findings, level) for level in (Level.CONTRACT, Level.SAMPLING, Level.REPLAY)}
+    judgement = judge(findings) if Status.FAIL in below else judge_curves(findings, asked.defaults)
+    return build_report(facts, records, findings, judgement)
 
 
 def judge_curves(findings: Sequence[Finding], defaults: Collection[str] = ()) -> Judgement:

@@ -12,6 +12,7 @@ from parity.contract_checks import Rules
 from parity.errors import InputError
 from parity.findings import Finding, Level, Message, Severity, Status, Where, listed, quantity
 from parity.launch import Launched, LaunchFile
+from parity.records.margins import by_curve
 from parity.records.store import RunStore
 from parity.report.document import Report
 from parity.sources.curves import RecordedRun, read_runs
@@ -33,13 +34,17 @@ def judge_launch(launch: LaunchFile, runs: Sequence[Launched], experiment: str) 
         if not of_arm:
             raise InputError(f"{arm}: no run has a whole curve yet")
     both = [run for side in sides for run in side]
+    first, second = ([_curve(run) for run in side] for side in whole)
     return compare(
-        *([_curve(run) for run in side] for side in whole),
+        first,
+        second,
         question=Question(
             margins_of(launch.margins, history=False),
             ended={run.plan.name: _ending(run) for side in whole for run in side},
+            stated=by_curve(launch.margins),
         ),
-        provenance={"seeds": list(launch.seeds)},
+        provenance={"seeds": list(launch.seeds), "commands": [launch.command.strip()]},
+        arms=(baseline, experiment),
         further=[
             *_contract(both),
             *(finding for run in both for finding in _run_findings(launch, run)),
@@ -107,5 +112,7 @@ def _revision_finding(runs: Sequence[Launched]) -> Finding:
     if not revisions or None in starts:
         message = Message("the working directory is no git checkout, so the runs' revisions are not known")
         return Finding("same_code", Level.TRAINING, Status.NOT_COMPARED, message)
-    message = Message("{starts} from one revision, {revision}", starts=quantity(len(starts), "starts"), revision=revisions[0])
+    message = Message(
+        "{starts} from one revision, {revision}", starts=quantity(len(starts), "starts"), revision=revisions[0]
+    )
     return Finding("same_code", Level.TRAINING, Status.PASS, message, observed=revisions)

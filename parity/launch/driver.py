@@ -108,7 +108,6 @@ def drive(
 
     Raises:
         UsageError: The directory holds another launch, or another process drives it.
-        EngineUnavailable: No job could be started.
     """
     with exclusive(out):
         _describe(launch, out)
@@ -118,7 +117,7 @@ def drive(
             running = sum(run.status == "running" for run in runs)
             for at, run in enumerate(runs):
                 if run.status == "waiting" and running < launch.place.at_once:
-                    runs[at] = _start(run, run.plan.command, backend, watcher)
+                    runs[at] = _start(run, backend, watcher)
                     running += 1
             watcher.table(runs)
             if all(run.status in ENDED for run in runs):
@@ -169,13 +168,18 @@ def _describe(launch: LaunchFile, out: Path) -> None:
         raise UsageError(f"{out} was launched with other {', '.join(changed)}: choose another --out for a new launch")
 
 
-def _start(run: Launched, command: str, backend: Backend, watcher: Watcher) -> Launched:
-    """Starts the next attempt of a run."""
+def _start(run: Launched, backend: Backend, watcher: Watcher) -> Launched:
+    """Starts the next attempt of a run, which waits on where no job can be started just now."""
     store = RunStore(run.plan.directory)
     store.create()
     attempt = run.attempt + 1
     began = time.time()
-    job = backend.start(run.plan, command, attempt)
+    command = run.plan.command if attempt == 1 else run.plan.again
+    try:
+        job = backend.start(run.plan, command, attempt)
+    except EngineUnavailable as error:
+        watcher.note(f"{run.plan.name}: {error}; tried again in a moment")
+        return run
     store.append_event(
         "start" if attempt == 1 else "restart",
         began,
@@ -240,8 +244,8 @@ def _failed(launch: LaunchFile, run: Launched, reason: str, backend: Backend, wa
         run.plan.directory.rename(aside)
         store.create()
         (run.plan.directory / "events.jsonl").write_bytes(events)
-        return _start(replace(run, step=None), run.plan.command, backend, watcher)
-    return _start(run, run.plan.again, backend, watcher)
+        run = replace(run, step=None)
+    return _write(replace(run, status="waiting"))
 
 
 def _at(run: Launched) -> dict[str, int]:

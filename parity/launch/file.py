@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 import re
 import shlex
@@ -14,8 +13,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from parity.errors import InputError
+from parity.errors import InputError, UsageError
 from parity.findings import quantity
+from parity.records.margins import check_margin
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -157,8 +157,10 @@ def _problems(launch: LaunchFile) -> Iterator[str]:
     if "{run}" not in launch.results.curves:
         yield f"results.curves is {launch.results.curves!r}: without {{run}} all runs would write to one place"
     for metric, margin in launch.margins.items():
-        if not 0 < margin < math.inf:
-            yield f"margins.{metric} is {margin:g}: a margin is positive and finite"
+        try:
+            check_margin(metric, margin)
+        except UsageError as error:
+            yield f"margins.{metric}: {error}"
     restart, place = launch.restart, launch.place
     for where, number in (("restart.attempts", restart.attempts), ("place.at_once", place.at_once)):
         if number < 1:

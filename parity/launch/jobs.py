@@ -43,7 +43,7 @@ class Backend(Protocol):
     """What starts, asks after and ends jobs; a job's id is all it takes to find it again."""
 
     def start(self, plan: RunPlan, command: str, attempt: int) -> str:
-        """Starts a command in a run's directory and returns the job's id."""
+        """Starts a command in a run's directory and returns the job's id; raises EngineUnavailable if it cannot now."""
 
     def status(self, job: str) -> JobStatus:
         """What became of a job."""
@@ -144,20 +144,27 @@ class RayJobs:
             raise EngineUnavailable(f"Ray at {place.address or 'the default address'}: {error}") from error
 
     def start(self, plan: RunPlan, command: str, attempt: int) -> str:
-        """Submits a command; resources are those of the launch file's ``place``."""
+        """Submits a command; resources are those of the launch file's ``place``.
+
+        Raises:
+            EngineUnavailable: The cluster takes no job just now.
+        """
         place = self._place
         runtime: dict[str, Any] = {"env_vars": dict(plan.environment)}
         if place.working_directory:
             runtime["working_dir"] = place.working_directory
-        submitted: str = self._client.submit_job(
-            entrypoint=command,
-            submission_id=f"{plan.name}-{attempt}-{os.urandom(4).hex()}",
-            runtime_env=runtime,
-            entrypoint_num_cpus=place.cpus or None,
-            entrypoint_num_gpus=place.gpus or None,
-            entrypoint_resources=place.resources or None,
-            metadata={"run": plan.name, "attempt": str(attempt)},
-        )
+        try:
+            submitted: str = self._client.submit_job(
+                entrypoint=command,
+                submission_id=f"{plan.name}-{attempt}-{os.urandom(4).hex()}",
+                runtime_env=runtime,
+                entrypoint_num_cpus=place.cpus or None,
+                entrypoint_num_gpus=place.gpus or None,
+                entrypoint_resources=place.resources or None,
+                metadata={"run": plan.name, "attempt": str(attempt)},
+            )
+        except (ConnectionError, RuntimeError) as error:  # such as: no agent to submit a job to, try again later
+            raise EngineUnavailable(f"Ray: {error}") from error
         return submitted
 
     def status(self, job: str) -> JobStatus:
@@ -175,7 +182,9 @@ class RayJobs:
             return JobStatus(JobState.RUNNING)
         if status == "SUCCEEDED":
             return JobStatus(JobState.SUCCEEDED)
-        return JobStatus(JobState.FAILED, f"{status.lower()}: {info.message or 'no message'}")
+        reason, _, log = (info.message or "no message").partition(", last available logs")
+        lines = [line.strip() for line in log.splitlines() if line.strip()]
+        return JobStatus(JobState.FAILED, f"{status.lower()}: {': '.join([reason, *lines[-1:]])}")
 
     def stop(self, job: str) -> None:
         """Ends a job; one that has ended, or that the cluster does not know, stays as it is."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import signal
 import subprocess
 import sys
@@ -11,31 +10,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-import stand_in_trainer
+from launch_files import launch_file
 
 from parity.errors import UsageError
 from parity.launch import Launched, Watcher, drive, launched_runs, open_backend, read_launch_file, stop
 from parity.records.store import run_store
-
-TRAINER = f"{shlex.quote(sys.executable)} {shlex.quote(stand_in_trainer.__file__)} --run {{run}} --seed {{seed}}"
-
-
-def launch_file(folder: Path, experiment: str = "", baseline: str = "", seeds: str = "[1]", more: str = "") -> Path:
-    path = folder / "experiment.toml"
-    path.write_text(
-        f"""
-command = {TRAINER + " --steps 6 {arguments}"!r}
-seeds = {seeds}
-[arms.stock]
-arguments = {shlex.split(baseline)}
-[arms.native]
-arguments = {shlex.split(experiment)}
-[results]
-curves = "{{run}}/metrics.jsonl"
-{more}
-"""
-    )
-    return path
 
 
 def driven(path: Path, out: Path, watcher: Watcher = Watcher()) -> dict[str, Launched]:  # noqa: B008 - frozen
