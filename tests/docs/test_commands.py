@@ -170,6 +170,18 @@ ELSEWHERE = {
         "parity serve",
         "parity serve --model-path my-qwen2 --port 30001",
     ),
+    ("starts jobs", "tests/launch/test_command.py::test_both_arms_and_every_seed_are_run_and_judged"): (
+        "parity launch experiment.toml",
+        "parity launch experiment.toml --out parity-out/mine",
+        "parity launch experiment.toml --out parity-out/mine --status",
+    ),
+    ("needs a launch file", "tests/launch/test_command.py::test_a_dry_run_prints_every_command_and_starts_nothing"): (
+        "parity launch experiment.toml --dry-run",
+    ),
+    (
+        "ends jobs",
+        "tests/launch/test_driver.py::test_stopping_ends_the_jobs_and_what_is_stopped_is_not_started_again",
+    ): ("parity launch experiment.toml --out parity-out/mine --stop",),
     ("takes a minute", "tests/commands/test_selftest.py::test_the_command_prints_a_line_for_each_and_exits_0"): (
         "parity selftest",
     ),
