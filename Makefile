@@ -18,8 +18,8 @@ run: $(INSTALLED)
 	$(BIN)/parity run --baseline --experiment native
 
 test: $(INSTALLED)
-	$(BIN)/pytest -n 2 --dist loadfile -m 'not sglang'
-	$(BIN)/pytest -m sglang # alone, since it sizes its memory by what is free while it starts
+	$(BIN)/pytest -n 2 --dist loadfile -m 'not sglang and not ray'
+	$(BIN)/pytest -m 'sglang or ray' # alone, since it sizes its memory by what is free while it starts
 
 # Torch, MKL and oneDNN each choose their kernels by the processor; a limit here makes them choose as on an older one.
 bits: $(INSTALLED)
