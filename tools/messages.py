@@ -44,8 +44,8 @@ def templates() -> dict[str, list[tuple[str, int]]]:
 def _of_file(path: Path) -> Iterator[tuple[int, str]]:
     tree = ast.parse(path.read_text("utf-8"))
     constants = _variables(tree)
-    for scope in filter(_is_scope, ast.walk(tree)):
-        yield from _of_calls(path, scope, constants | _variables(scope))
+    for node in filter(_is_scope, ast.walk(tree)):
+        yield from _of_calls(path, node, constants | _variables(node))
 
 
 def _of_calls(path: Path, scope: ast.AST, variables: Mapping[str, Sequence[str]]) -> Iterator[tuple[int, str]]:

@@ -15,7 +15,8 @@ from parity.launch import Launched, LaunchFile
 from parity.records.margins import by_curve
 from parity.records.store import RunStore
 from parity.report.document import Report
-from parity.sources.curves import RecordedRun, read_runs
+from parity.sources.curves.recorded_runs import RecordedRun
+from parity.sources.registry import read_runs
 
 
 def judge_launch(launch: LaunchFile, runs: Sequence[Launched], experiment: str) -> Report:

@@ -16,7 +16,7 @@ from parity.launch.file import LaunchFile, RunPlan, plan_runs
 from parity.launch.jobs import Backend, JobState
 from parity.records.provenance import commit
 from parity.records.store import RunStore, create_experiment, exclusive, read_experiment, run_store
-from parity.sources.curves import read_runs
+from parity.sources.registry import read_runs
 
 POLL_SECONDS = 2.0
 ENDED = ("completed", "failed", "stopped")
