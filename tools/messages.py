@@ -16,7 +16,8 @@ from babel.messages.mofile import write_mo
 from babel.messages.pofile import read_po, write_po
 
 from parity.contract_checks import CHECKS
-from parity.report import comparison, document, html, plots, scope, text
+from parity.report import comparison, document, html, plots, text
+from parity.report.scope import REFERENCE_TRAINER
 from parity.report.words import TERMS, UNITS
 
 PACKAGE = Path(__file__).parents[1] / "parity"
@@ -104,7 +105,7 @@ def _named() -> Iterator[str]:
     for columns in (text.COLUMNS, text.TESTED_COLUMNS, text.OUTCOME_COLUMNS, comparison.COLUMNS):
         yield from columns
     yield from text.QUESTIONS.values()
-    yield scope.REFERENCE_TRAINER
+    yield REFERENCE_TRAINER
     for row in document.ROW_RULES:
         yield row.name
         yield from (check.replace("_", " ") for check in row.checks)
