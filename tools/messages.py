@@ -25,6 +25,9 @@ LOCALE = PACKAGE / "report" / "locale"
 DEFINING = {PACKAGE / "findings.py", PACKAGE / "report" / "words.py"}
 """Where a template may be a variable: in the functions that make messages of them."""
 
+ENGLISH = PACKAGE / "conformance"
+"""What is said of an engine's protocol is printed and never translated: no command writes it in another language."""
+
 
 def templates() -> dict[str, list[tuple[str, int]]]:
     """Every template of the package, with the file and line of each of its places.
@@ -34,7 +37,7 @@ def templates() -> dict[str, list[tuple[str, int]]]:
     """
     places: dict[str, list[tuple[str, int]]] = {}
     for path in sorted(PACKAGE.rglob("*.py")):
-        for line, template in _of_file(path):
+        for line, template in () if ENGLISH in path.parents else _of_file(path):
             places.setdefault(template, []).append((str(path.relative_to(PACKAGE.parent)), line))
     for template in (*html.texts(), *_named()):
         if template:

@@ -8,12 +8,13 @@ log-probs, since a twin compares both bit for bit.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from parity.engines.answers import DAMAGED_TRIES, REQUEST_RETRIES, RETRY_WAIT
 from parity.errors import EngineUnavailable
+from parity.findings import Message, listed, term
 from parity.records.experiment import ARMS
 from rollout_patch import Capabilities, Post, RequestFailed
 
@@ -78,7 +79,7 @@ class Determinism:
     free_native: Fact
     capabilities: Capabilities
     clones: tuple[str, ...]
-    contradictions: tuple[str, ...]
+    contradictions: tuple[Message, ...]
 
     @property
     def facts(self) -> dict[str, Fact]:
@@ -86,34 +87,40 @@ class Determinism:
         return {sentence: getattr(self, name) for name, sentence in SENTENCES.items()}
 
     @property
-    def summary(self) -> str:
+    def summary(self) -> Message:
         """One line: what was seen to hold, what was not and why, and what could not be asked."""
-        parts = []
-        for word, holds in (("seen", True), ("not so", False), ("not compared", None)):
-            found = [
-                sentence if fact.holds else f"{sentence} ({fact.seen})"
-                for sentence, fact in self.facts.items()
-                if fact.holds is holds
-            ]
-            parts += [f"{word}: {', '.join(found)}"] if found else []
-        return "; ".join([*parts, *self.contradictions])
+        return summary_of(asdict(self))
 
     def to_json(self) -> dict[str, Any]:
-        """As ``experiment.json`` holds it: the facts by name, and the summary for reports."""
+        """As ``experiment.json`` holds it: the facts by name, and the summary for those who read the file."""
         return {**asdict(self), "summary": self.summary}
 
 
 SENTENCES = {
-    "repeats": "a seed repeats its response",
-    "in_any_batch": "a seed repeats its response beside other work",
-    "seeds_differ": "seeds differ in their responses",
-    "seed_per_slot": "native groups take a seed per slot",
-    "seed_per_item": "lists take a seed per item",
-    "free_per_sample": "per-sample groups vary without seeds",
-    "free_batched": "batched groups vary without seeds",
-    "free_native": "native groups vary without seeds",
+    "repeats": Message("a seed repeats its response"),
+    "in_any_batch": Message("a seed repeats its response beside other work"),
+    "seeds_differ": Message("seeds differ in their responses"),
+    "seed_per_slot": Message("native groups take a seed per slot"),
+    "seed_per_item": Message("lists take a seed per item"),
+    "free_per_sample": Message("per-sample groups vary without seeds"),
+    "free_batched": Message("batched groups vary without seeds"),
+    "free_native": Message("native groups vary without seeds"),
 }
 """What each fact says, in the order of the summary."""
+
+
+def summary_of(seen: Mapping[str, Any]) -> Message:
+    """The summary of what `Determinism.to_json` gave; facts that it lacks are left out."""
+    facts = [(sentence, seen[name]) for name, sentence in SENTENCES.items() if name in seen]
+    parts: list[Message] = []
+    for how, holds in ((Message("seen"), True), (Message("does not hold"), False), (Message("not compared"), None)):
+        alike = [
+            sentence if holds else Message("{fact} ({seen})", fact=sentence, seen=fact["seen"])
+            for sentence, fact in facts
+            if fact["holds"] is holds
+        ]
+        parts += [Message("{how}: {facts}", how=how, facts=listed(alike))] if alike else []
+    return listed([*parts, *map(term, seen.get("contradictions", ()))], "; ")
 
 
 async def detect_determinism(post: Post, announced: Capabilities) -> Determinism:
@@ -296,14 +303,19 @@ def _slots(alone: Answer, native: Answer) -> Fact:
     return fact
 
 
-def _contradictions(announced: Capabilities, seeded: bool | None, per_slot: bool | None) -> tuple[str, ...]:
+def _contradictions(announced: Capabilities, seeded: bool | None, per_slot: bool | None) -> tuple[Message, ...]:
     """What the engine says of its seeds and what it does, where these part; `None` is what could not be asked."""
-    claims = (
-        ("seeds that hold", announced.seeded, seeded),
-        ("a seed a slot of a native request", announced.seed_per_slot, per_slot),
-    )
-    return tuple(
-        f"the engine announces {what} and does not keep that" if said else f"the engine keeps {what}, unannounced"
-        for what, said, seen in claims
-        if seen is not None and said != seen
-    )
+    parted = []
+    if seeded is not None and announced.seeded != seeded:
+        parted.append(
+            Message("the engine announces seeds that hold, and they do not")
+            if announced.seeded
+            else Message("the engine does not announce that its seeds hold, and they do")
+        )
+    if per_slot is not None and announced.seed_per_slot != per_slot:
+        parted.append(
+            Message("the engine announces a seed per slot of a native request, and there is none")
+            if announced.seed_per_slot
+            else Message("the engine does not announce a seed per slot of a native request, and there is one")
+        )
+    return tuple(parted)

@@ -6,13 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from parity.engines.detection import summary_of
+from parity.findings import Message
 from parity.metrics import RunCurves
 from parity.records.metric_names import REWARD
 from parity.records.provenance import config_hash
 from parity.stats import detect_collapse
 
 STEP_TIME = "perf/step_time"
-NOT_RECORDED = "not recorded"
+NOT_RECORDED = Message("not recorded")
 MARKED_EVENTS = ("engine_restart", "resume", "abort")
 
 
@@ -143,11 +145,11 @@ def provenance_of(experiment: Mapping[str, Any], runs: Sequence[RunRecord]) -> P
     config = experiment.get("config") or {}
     return Provenance(
         commands=tuple(experiment.get("commands") or ()),
-        commit=str(experiment.get("commit") or NOT_RECORDED),
+        commit=_recorded(experiment, "commit"),
         versions={str(name): str(version) for name, version in (experiment.get("versions") or {}).items()},
-        task=str(experiment.get("task") or NOT_RECORDED),
+        task=_recorded(experiment, "task"),
         engine=_engine(experiment),
-        determinism=str((experiment.get("engine_determinism") or {}).get("summary") or NOT_RECORDED),
+        determinism=summary_of(experiment.get("engine_determinism") or {}) or NOT_RECORDED,
         seeds=tuple(experiment.get("seeds") or ()),
         steps=experiment.get("steps"),
         margins=dict(experiment.get("margins") or {}),
@@ -159,5 +161,9 @@ def provenance_of(experiment: Mapping[str, Any], runs: Sequence[RunRecord]) -> P
 
 def _engine(experiment: Mapping[str, Any]) -> str:
     """The engine asked for, and the version that it stated."""
-    engine, version = experiment.get("engine"), experiment.get("engine_version")
-    return f"{engine or NOT_RECORDED}{f', version {version}' if version else ''}"
+    engine, version = _recorded(experiment, "engine"), experiment.get("engine_version")
+    return Message("{engine}, version {version}", engine=engine, version=version) if version else engine
+
+
+def _recorded(experiment: Mapping[str, Any], name: str) -> str:
+    return str(experiment[name]) if experiment.get(name) else NOT_RECORDED

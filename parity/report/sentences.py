@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 import string
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache, lru_cache
 from importlib import resources
@@ -19,8 +19,8 @@ from itertools import chain
 
 from parity.findings import Finding, Message
 from parity.report.document import Report
-from parity.report.runs import NOT_RECORDED, Provenance
-from parity.report.words import Language, Say, speaker
+from parity.report.runs import Provenance
+from parity.report.words import Language, speaker
 
 _PLACES = {
     "": ".+?",
@@ -72,24 +72,9 @@ def in_language(report: Report, language: Language) -> Report:
 
 def _provenance(source: Provenance, language: Language) -> Provenance:
     say = speaker(language)
-
-    def known(value: str) -> str:
-        return say(value) if value == NOT_RECORDED else value
-
-    parts = [translate(part, language) for part in re.split("(; |, |: )", source.determinism)]
-    quoted = say("In English: {message}", message=source.determinism)
-    return replace(
-        source,
-        determinism=quoted if None in parts else "".join(filter(None, parts)),
-        commit=known(source.commit),
-        task=known(source.task),
-        engine=_engine(source.engine, known, say),
-    )
-
-
-def _engine(engine: str, known: Callable[[str], str], say: Say) -> str:
-    name, _, version = engine.partition(", version ")
-    return say("{engine}, version {version}", engine=known(name), version=version) if version else known(name)
+    names = ("commit", "task", "engine", "determinism")
+    texts = {name: getattr(source, name) for name in names}
+    return replace(source, **{name: say(text) for name, text in texts.items() if isinstance(text, Message)})
 
 
 def _said(finding: Finding, language: Language) -> str:

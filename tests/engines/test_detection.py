@@ -152,7 +152,7 @@ def test_seeds_that_hold_alone_and_not_beside_other_work_do_not_hold() -> None:
         seen = seen_of(url)
     assert held(seen) == {"repeats": True, "in_any_batch": False, "seeds_differ": True}
     assert not seen.capabilities.seeded
-    assert seen.contradictions == ("the engine announces seeds that hold and does not keep that",)
+    assert seen.contradictions == ("the engine announces seeds that hold, and they do not",)
 
 
 def test_log_probs_that_a_batch_moves_by_a_bit_do_not_hold_either() -> None:
@@ -170,10 +170,14 @@ def test_log_probs_that_a_batch_moves_by_a_bit_do_not_hold_either() -> None:
 @pytest.mark.parametrize(
     ("seeding", "info", "contradictions"),
     [
-        (nothing, SGLANG_DETERMINISTIC, ["the engine announces seeds that hold and does not keep that"]),
-        (one_seed, EMBEDDED, ["the engine announces a seed a slot of a native request and does not keep that"]),
-        (one_seed, {}, ["the engine keeps seeds that hold, unannounced"]),
-        (by_slot, SGLANG_DETERMINISTIC, ["the engine keeps a seed a slot of a native request, unannounced"]),
+        (nothing, SGLANG_DETERMINISTIC, ["the engine announces seeds that hold, and they do not"]),
+        (one_seed, EMBEDDED, ["the engine announces a seed per slot of a native request, and there is none"]),
+        (one_seed, {}, ["the engine does not announce that its seeds hold, and they do"]),
+        (
+            by_slot,
+            SGLANG_DETERMINISTIC,
+            ["the engine does not announce a seed per slot of a native request, and there is one"],
+        ),
         (by_slot, EMBEDDED, []),
     ],
 )
