@@ -18,7 +18,7 @@ from parity.engines.router import ROUTING_KEY, RouterLog, policies
 from parity.errors import EngineError, UsageError
 from parity.records.exchanges import output_id
 from parity.records.samples import Sample
-from parity.trainer.rollouts import SampleAdapter
+from parity.trainer.group_sender import SampleAdapter
 from rollout_patch import RequestFailed, generate_group
 
 SHORT = {"input_ids": [72, 101], "sampling_params": {"max_new_tokens": 2, "ignore_eos": True}}

@@ -1,9 +1,8 @@
-"""Asking an engine for a block of prompts in both arms, and for the log-probs of tokens that it gave."""
+"""Samples a block of prompts from an engine in both arms, and scores tokens that it gave again."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,40 +10,18 @@ import numpy as np
 
 from parity.commands.sample.prompts import Prompt
 from parity.engines import EngineClient
-from parity.engines.answers import REQUEST_RETRIES, RETRY_WAIT, SteadyPost
+from parity.engines.answers import SteadyPost
 from parity.errors import EngineError, InputError
-from parity.findings import Finding, Level, Status
-from parity.records.exchanges import Exchange, output_id
+from parity.findings import Finding, Level, Message, Status
+from parity.records.exchanges import Exchange
 from parity.records.samples import Rollout, Sample
 from parity.records.sampling import SamplingConfig
 from parity.stats import CHECK, Floats, Rescored, rescored_findings
-from parity.trainer.rollouts import SEQUENCES_IN_FLIGHT, SampleAdapter, routing_headers
-from rollout_patch import (
-    Assignment,
-    Capabilities,
-    GroupReport,
-    PatchError,
-    Permits,
-    RequestFailed,
-    ResponseRefused,
-    SampleRequest,
-    generate_group,
-    probe,
-)
+from parity.trainer.group_sender import GroupSender, all_or_none, pending_group
+from rollout_patch import Assignment, Capabilities, PatchError, RequestFailed, ResponseRefused, probe
 
 RESCORED_GROUPS = 64
 """Groups of each arm whose tokens are scored again."""
-
-
-class _Adapter(SampleAdapter):
-    """Prompts that are known as text alone are sent as text."""
-
-    def request(self, sample: Sample) -> SampleRequest:
-        if sample.prompt_ids is not None:
-            return super().request(sample)
-        params = {name: getattr(sample, name) for name in ("max_new_tokens", "temperature", "top_p", "top_k")}
-        asked = {"return_logprob": True}
-        return SampleRequest(params, text=sample.extra["prompt"], options=asked, headers=routing_headers(sample))
 
 
 @dataclass(slots=True)
@@ -57,14 +34,15 @@ class ArmBlock:
 
 @dataclass(frozen=True, slots=True)
 class Asker:
-    """Asks one engine; nothing but `/generate` is sent to it.
+    """Samples from one engine; only `/generate` requests are sent to it.
 
     Attributes:
-        config: What is asked for.
+        config: What to sample.
         client: Of the engine.
         capabilities: Of the engine.
-        max_new_tokens: Cap of a response.
+        max_new_tokens: The cap of a response.
         reward: Scores a sample, or None.
+        sender: Sends its groups.
     """
 
     config: SamplingConfig
@@ -72,19 +50,21 @@ class Asker:
     capabilities: Capabilities
     max_new_tokens: int
     reward: Callable[[Sample], float] | None
-    permits: Permits = field(
-        default_factory=lambda: Permits(asyncio.Semaphore(SEQUENCES_IN_FLIGHT), SEQUENCES_IN_FLIGHT)
-    )
+    sender: GroupSender = field(init=False)
+
+    def __post_init__(self) -> None:
+        sender = GroupSender(SteadyPost(self.client), self.capabilities, self.client.served_by)
+        object.__setattr__(self, "sender", sender)
 
     async def block(self, start: int, prompts: Sequence[Prompt]) -> tuple[dict[str, ArmBlock], ResponseRefused | None]:
         """Samples a block in both arms, each prompt in one arm after the other.
 
         Args:
             start: The index of the first group.
-            prompts: One a group.
+            prompts: One for each group.
 
         Returns:
-            By arm, and the first answer that broke the protocol, without which there are no samples but exchanges.
+            By arm, and the first response that breaks the protocol; if there is one, only exchanges and no samples.
 
         Raises:
             EngineError: A group could not be generated.
@@ -96,14 +76,15 @@ class Asker:
             {arm: self._group(start + offset, prompt, assignment, arm) for arm in assignment.arms}
             for offset, (prompt, assignment) in enumerate(zip(prompts, assigned, strict=True))
         ]
-        work = [self._pair(group, assignment, blocks) for group, assignment in zip(groups, assigned, strict=True)]
-        refused = await _first_refusal(work)
-        if refused is None:
-            for arm, block in blocks.items():
-                block.samples = [sample for group in groups for sample in group[arm]]
-                block.exchanges.sort(key=lambda exchange: exchange.group_index or 0)
-                self._score(block.samples)
-        return blocks, refused
+        try:
+            await all_or_none(self._pair(*of_prompt, blocks) for of_prompt in zip(groups, assigned, strict=True))
+        except ResponseRefused as refused:
+            return blocks, refused
+        for arm, block in blocks.items():
+            block.samples = [sample for group in groups for sample in group[arm]]
+            block.exchanges.sort(key=lambda exchange: exchange.group_index or 0)
+            self._score(block.samples)
+        return blocks, None
 
     def _assign(self, group_index: int) -> Assignment:
         config = self.config
@@ -116,55 +97,29 @@ class Asker:
         extra: dict[str, Any] = {**prompt.fields, "assignment": drawn}
         if prompt.text is not None:
             extra["prompt"] = prompt.text
-        return [
-            Sample(
-                group_index,
-                index,
-                rollout_id=0,
-                prompt_ids=None if prompt.ids is None else list(prompt.ids),
-                status="pending",
-                max_new_tokens=self.max_new_tokens,
-                temperature=self.config.temperature,
-                top_p=self.config.top_p,
-                top_k=self.config.top_k,
-                extra=dict(extra),
-            )
-            for index in range(self.config.group_size)
-        ]
+        config = self.config
+        return pending_group(
+            config.group_size,
+            extra,
+            rollout_id=0,
+            group_index=group_index,
+            prompt_ids=None if prompt.ids is None else list(prompt.ids),
+            max_new_tokens=self.max_new_tokens,
+            temperature=config.temperature,
+            top_p=config.top_p,
+            top_k=config.top_k,
+        )
 
     async def _pair(
         self, group: Mapping[str, list[Sample]], assignment: Assignment, blocks: Mapping[str, ArmBlock]
     ) -> None:
         for arm in assignment.arms:
-            await self._generate(arm, group[arm], blocks[arm].exchanges)
-
-    async def _generate(self, arm: str, samples: list[Sample], exchanges: list[Exchange]) -> GroupReport:
-        group_index = samples[0].group_index
-        place = {"rollout_id": 0, "group_index": group_index}
-
-        def record(row: dict[str, Any]) -> None:
-            row["engine_id"] = self.client.served_by(output_id(row["response"]))
-            exchanges.append(Exchange.from_json({**row, **place}, f"group {group_index}, {arm}"))
-
-        try:
-            report = await generate_group(
-                arm,
-                samples,
-                adapter=_Adapter(),
-                post=SteadyPost(self.client),
-                capabilities=self.capabilities,
-                retries=REQUEST_RETRIES,
-                retry_wait=RETRY_WAIT,
-                recorder=record,
-                permits=self.permits,
-            )
-        except ResponseRefused:
-            raise
-        except PatchError as error:
-            raise EngineError(f"group {group_index}, {arm}: {error}") from error
-        for sample, output in zip(samples, report.outputs, strict=True):
-            sample.arm, sample.engine_id = report.arm_used, self.client.served_by(output.id)
-        return report
+            try:
+                await self.sender.send(arm, group[arm], blocks[arm].exchanges)
+            except ResponseRefused:
+                raise
+            except PatchError as error:
+                raise EngineError(f"group {group[arm][0].group_index}, {arm}: {error}") from error
 
     def _score(self, samples: Sequence[Sample]) -> None:
         low, high = self.config.reward_range
@@ -174,22 +129,22 @@ class Asker:
             sample.reward = self.reward(sample)
             if not low <= sample.reward <= high:
                 raise InputError(
-                    f"group {sample.group_index}, slot {sample.index}: reward {sample.reward:g} is not in "
-                    f"{low:g} to {high:g}; --reward-range says where rewards lie"
+                    f"group {sample.group_index}, slot {sample.index}: reward {sample.reward:g} is outside "
+                    f"{low:g} to {high:g}; give the range of rewards with --reward-range"
                 )
 
     async def rescored(self, rollouts: tuple[Rollout, Rollout]) -> list[Finding]:
         """Scores the tokens of each arm's first groups again by a prefill, and compares the log-probs.
 
-        Sampling that cuts or sharpens the distribution gives log-probs of another one than a prefill does.
+        It needs temperature 1 and no top_p or top_k: a prefill gives log-probs of the whole distribution.
         """
         config = self.config
         if (config.temperature, config.top_p) != (1, 1) or config.top_k > 0:
-            return [_not_compared("log-probs of temperature 1 with top_p 1 and no top_k are those of a prefill")]
+            return [_not_compared(Message("a prefill compares only with temperature 1, top_p 1 and no top_k"))]
         try:
             baseline, experiment = [await self._rescore(rollout) for rollout in rollouts]
         except (RequestFailed, _NotScored) as error:
-            return [_not_compared(f"the engine did not score given tokens: {str(error)[:200]}")]
+            return [_not_compared(Message("the engine did not score given tokens: {error}", error=str(error)[:200]))]
         return rescored_findings(baseline, experiment)
 
     async def _rescore(self, rollout: Rollout) -> Rescored:
@@ -217,7 +172,7 @@ class Asker:
         """(log-prob, token) of each prompt's tokens from `start` on; the first has no log-prob."""
         if not prompts:
             return []
-        async with self.permits.hold(len(prompts)):
+        async with self.sender.permits.hold(len(prompts)):
             answer = await self.client.generate(
                 {
                     "input_ids": prompts,
@@ -228,7 +183,7 @@ class Asker:
             )
         if not isinstance(answer, list) or len(answer) != len(prompts):
             raise _NotScored(f"{len(prompts)} prompts were answered with {str(answer)[:80]}")
-        return [_triples(one) for one in answer]
+        return [_triples(output) for output in answer]
 
 
 class _NotScored(Exception):
@@ -251,20 +206,6 @@ def _of_tokens(row: Sequence[tuple[float | None, int]], sample: Sample) -> Float
     return np.array([value for value, _ in row], dtype=np.float64)
 
 
-def _not_compared(reason: str) -> Finding:
-    return Finding(CHECK, Level.SAMPLING, Status.NOT_COMPARED, f"log-probs are not scored again: {reason}")
-
-
-async def _first_refusal(work: Sequence[Coroutine[Any, Any, None]]) -> ResponseRefused | None:
-    """Runs everything at once; after the first failure the rest is cancelled."""
-    tasks = [asyncio.ensure_future(one) for one in work]
-    try:
-        await asyncio.gather(*tasks)
-    except BaseException as error:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        if isinstance(error, ResponseRefused):
-            return error
-        raise
-    return None
+def _not_compared(reason: Message) -> Finding:
+    message = Message("log-probs are not scored again: {reason}", reason=reason)
+    return Finding(CHECK, Level.SAMPLING, Status.NOT_COMPARED, message)

@@ -13,8 +13,8 @@ from real_engine import needs_sglang
 from parity.engines import Fleet, open_engine
 from parity.records.exchanges import output_id
 from parity.records.samples import Sample
+from parity.trainer.group_sender import SampleAdapter
 from parity.trainer.policy import build_policy, policy_config, save_policy
-from parity.trainer.rollouts import SampleAdapter
 from rollout_patch import ARMS, generate_group
 
 pytestmark = needs_sglang

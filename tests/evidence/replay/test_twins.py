@@ -19,7 +19,7 @@ from parity.evidence.replay.twins import COMPARED, compare_twins
 from parity.findings import Finding, Level, Severity, Status, Verdict, judge
 from parity.records.exchanges import Exchange, read_exchanges
 from parity.records.samples import SAMPLE_FIELDS, Rollout, Sample
-from parity.trainer.rollouts import SampleAdapter
+from parity.trainer.group_sender import SampleAdapter
 from rollout_patch import ARMS, generate_group
 
 DATA = Path(__file__).parents[2] / "data"
