@@ -8,6 +8,7 @@ from pathlib import Path
 from parity.errors import UsageError, did_you_mean
 from parity.records.bench import BenchConfig
 from parity.records.experiment import ARMS, DESIGNS, ENGINES, LIST_TWIN, ExperimentConfig
+from parity.records.margins import check_sampling_margins
 from parity.records.sampling import SamplingConfig
 from parity.trainer.tasks import get_task
 
@@ -89,6 +90,7 @@ def check_sampling(config: SamplingConfig) -> None:
         raise UsageError("--prompts needs --max-new-tokens: the cap of a response")
     if config.prompts is None and config.prompt_key is not None:
         raise UsageError("--prompt-key is of --prompts")
+    check_sampling_margins(config.margins)
     low, high = config.reward_range
     if not -math.inf < low < high < math.inf:
         raise UsageError(f"--reward-range {low:g} {high:g}: expected the lowest reward, then the highest")

@@ -6,6 +6,7 @@ default of this table.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -197,3 +198,15 @@ def _not_compared(name: str, there: list[str]) -> str:
     meant = f"did you mean {alike[0]}? " if alike else ""
     known = "is not compared by this command" if metric_named(name) else "no such metric"
     return f"{known}; {meant}there are {', '.join(sorted(there))}"
+
+
+def check_sampling_margins(margins: Mapping[str, float]) -> None:
+    """Checks margins at fixed weights.
+
+    Raises:
+        UsageError: A metric is unknown, or a margin is not positive and finite.
+    """
+    if unknown := sorted(set(margins) - set(SAMPLING)):
+        raise UsageError(f"no margins are known for {unknown}, only for {sorted(SAMPLING)}")
+    if wrong := {name: margin for name, margin in margins.items() if not 0 < margin < math.inf}:
+        raise UsageError(f"margins must be above 0 and finite, not {wrong}")

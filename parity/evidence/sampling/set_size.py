@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from parity.errors import InputError, UsageError
+from parity.errors import InputError
 from parity.evidence.metric_findings import STATUS_OF_VERDICT, metric_finding
 from parity.evidence.multiplicity import holm
 from parity.evidence.sampling.groups import PairedResult, groups_needed, paired_events, paired_groups, slot_test
@@ -18,7 +18,7 @@ from parity.evidence.sampling.permutation import equality_kernel, independence_t
 from parity.evidence.two_samples import verdict_of
 from parity.evidence.values import ALPHA, Floats, GroupValues, Result
 from parity.findings import Finding, Level, Status, Verdict, quantity
-from parity.records.margins import METRICS, SAMPLING, Unit
+from parity.records.margins import METRICS, Unit, check_sampling_margins
 from parity.records.samples import Rollout
 
 FEWEST_GROUPS = 256
@@ -62,9 +62,7 @@ def sampling_findings(
         InputError: Groups are of unequal size, repeat a slot, or are not the same in both arms.
         UsageError: A metric of the margins is unknown.
     """
-    unknown = sorted(set(margins) - set(SAMPLING))
-    if unknown:
-        raise UsageError(f"no margins are known for {unknown}, only for {sorted(SAMPLING)}")
+    check_sampling_margins(margins)
     arms = ArmRollouts.of(baseline, experiment)
     found: list[Finding] = []
     paired: dict[str, PairedResult] = {}

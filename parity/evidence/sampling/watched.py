@@ -28,7 +28,7 @@ from parity.evidence.sampling.sequential import ConfidenceSequence, EProcess
 from parity.evidence.sampling.set_size import FEWEST_GROUPS, ArmRollouts
 from parity.evidence.values import ALPHA, Floats, Interval
 from parity.findings import Finding, Level, Status, quantity
-from parity.records.margins import METRICS, SAMPLING, Unit
+from parity.records.margins import METRICS, Unit, check_sampling_margins
 from parity.records.samples import Rollout
 
 RELABELINGS = 127
@@ -202,11 +202,7 @@ class Evidence:
         Raises:
             UsageError: A metric is unknown, a margin is not positive, or the range is empty.
         """
-        unknown = sorted(set(margins) - set(SAMPLING))
-        if unknown:
-            raise UsageError(f"no margins are known for {unknown}, only for {sorted(SAMPLING)}")
-        if wrong := {name: margin for name, margin in margins.items() if not 0 < margin < np.inf}:
-            raise UsageError(f"margins must be above 0 and finite, not {wrong}")
+        check_sampling_margins(margins)
         width = reward_range[1] - reward_range[0]
         if not 0 < width < np.inf:
             raise UsageError(f"the rewards' range {reward_range[0]} to {reward_range[1]} holds no two rewards")
