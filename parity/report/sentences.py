@@ -72,9 +72,17 @@ def in_language(report: Report, language: Language) -> Report:
 
 def _provenance(source: Provenance, language: Language) -> Provenance:
     say = speaker(language)
-    names = ("commit", "task", "engine", "determinism")
-    texts = {name: getattr(source, name) for name in names}
-    return replace(source, **{name: say(text) for name, text in texts.items() if isinstance(text, Message)})
+
+    def known(text: str) -> str:
+        return say(text) if isinstance(text, Message) else text
+
+    return replace(
+        source,
+        commit=known(source.commit),
+        task=known(source.task),
+        engine=known(source.engine),
+        determinism=known(source.determinism),
+    )
 
 
 def _said(finding: Finding, language: Language) -> str:
