@@ -75,7 +75,11 @@ CONDITIONS: Mapping[str, Condition] = MappingProxyType(
         "middleware_router": Condition(
             "the host's own router keeps state per request and reads single answers only", _BOTH, "host"
         ),
-        "on_policy_distillation": Condition("distillation asks for a teacher's fields sample by sample", _BOTH, "host"),
+        "on_policy_distillation": Condition(
+            "distillation asks for the most likely tokens, which were not seen with several samples a request",
+            _BOTH,
+            "host",
+        ),
         "routing_replay": Condition(
             "replayed expert routing was not seen with more than one sample a request", _BOTH, "host"
         ),
@@ -94,7 +98,6 @@ CONDITIONS: Mapping[str, Condition] = MappingProxyType(
             "the engines have a configuration file of their own and do not say how they run", _BOTH, "host"
         ),
         "multi_turn": Condition("a conversation goes on after the first answer, each sample by itself", _BOTH, "host"),
-        "weights_move": Condition("weights may change while the group is generated", _BOTH, "host"),
         "finished_sample": Condition("a sample of the group needs no generation any more", _BOTH, "host"),
         "single_sample": Condition("a group of one is one request in every arm", _BOTH),
         "prompt_kinds_differ": Condition("some samples ask with text and some with ids", _BOTH),

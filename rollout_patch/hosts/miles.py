@@ -181,13 +181,18 @@ def conditions_of(args: Any, group: Any, custom: bool) -> list[str]:
     return flag_conditions(
         args,
         middleware_router=getattr(args, "use_miles_router", False),
-        on_policy_distillation=getattr(args, "use_opd", False),
+        on_policy_distillation=_asks_for_likely_tokens(args),
         routing_replay=getattr(args, "use_rollout_routing_replay", False)
         or getattr(args, "use_rollout_indexer_replay", False),
         custom_generate=custom,
-        weights_move=getattr(args, "fully_async", False),
         client_request_id=any(getattr(sample, "adapter", None) is not None for sample in group),
     )
+
+
+def _asks_for_likely_tokens(args: Any) -> bool:
+    """Whether the legacy path asks for the student's most likely tokens at each place."""
+    several = (getattr(args, "opd_log_prob_top_k", 0) or 0) > 0
+    return bool(getattr(args, "use_opd", False)) and several and args.opd_top_k_strategy != "only-teacher"
 
 
 def _unseen_copies(module: Any) -> list[tuple[Any, str, Any]]:

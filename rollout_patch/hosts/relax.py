@@ -117,8 +117,6 @@ def conditions_of(args: Any) -> list[str]:
     return flag_conditions(
         args,
         middleware_router=getattr(args, "use_slime_router", False),
-        on_policy_distillation=getattr(args, "use_opd", False),
-        weights_move=getattr(args, "fully_async", False),
         lora_adapter=lora,
         lora_lists_refused=lora,
     )

@@ -9,7 +9,8 @@ import importlib
 import importlib.util
 import json
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -161,6 +162,50 @@ def test_seeded_samples_and_training_tensors_are_equal_for_a_request_a_group(
     assert [partition for partition, _ in queue.batches] == ["train_3"]
     assert len({tuple(tokens) for tokens in queue.columns["tokens"]}) == N * len(PROMPTS)
     assert patched.metrics[f"rollout_patch/{arm}_groups"] == len(PROMPTS)
+
+
+def test_a_fully_asynchronous_rollout_is_equal_for_a_request_a_group(relax: Any, arguments: Any, rollout: Any) -> None:
+    changes = {**SEEDED, "fully_async": True, "colocate": False, "group_rm": False}
+    _, stock_queue, _ = rollout(relax.generate_rollout, arguments(**changes))
+    patched, queue, requests = rollout(generate_rollout, arguments(**changes, rollout_patch_seed_per_slot=True))
+    assert len(requests) == patched.metrics["rollout_patch/native_groups"] == len(PROMPTS)
+    made = [sorted(zip(*one.columns.values(), strict=True), key=repr) for one in (queue, stock_queue)]
+    assert made[0] == made[1] and len(made[0]) == N * len(PROMPTS)
+    assert queue.columns.keys() == stock_queue.columns.keys()
+
+
+@pytest.mark.parametrize("group_rm", [False, True])
+def test_a_teacher_is_asked_for_each_sample_as_in_stock(
+    relax: Any, arguments: Any, rollout: Any, monkeypatch: pytest.MonkeyPatch, group_rm: bool
+) -> None:
+    distillation = importlib.import_module("relax.engine.rollout.on_policy_distillation")
+    asked: list[tuple[int, int]] = []
+
+    async def fetch(args: Any, sample: Any, session: Any = None) -> None:
+        asked.append((sample.index, sample.response_length))
+
+    monkeypatch.setattr(distillation, "create_teacher_client_session", lambda args: nullcontext_async())
+    monkeypatch.setattr(distillation, "fetch_teacher_log_probs", fetch)
+    changes = {**SEEDED, "group_rm": group_rm, "use_opd": True, "opd_type": "sglang"}
+    seen = []
+    for function, options in ((relax.generate_rollout, {}), (generate_rollout, {"rollout_patch_seed_per_slot": 1})):
+        asked.clear()
+        rollout(function, arguments(**changes, **options))
+        seen.append(sorted(asked))
+    assert seen[0] == seen[1]
+    assert len(seen[1]) == N * len(PROMPTS) and all(length for _, length in seen[1])
+
+
+@asynccontextmanager
+async def nullcontext_async() -> AsyncIterator[None]:
+    yield
+
+
+def test_a_group_goes_by_its_first_samples_routing_key(relax: Any, arguments: Any, rollout: Any, server: Any) -> None:
+    output, _, requests = rollout(generate_rollout, arguments(sglang_router_policy="consistent_hashing"))
+    keys = {group[0].session_id for group in output.samples}
+    assert len(requests) == output.metrics["rollout_patch/native_groups"] == len(PROMPTS)
+    assert {headers["X-SMG-Routing-Key"] for headers in server.headers[-len(PROMPTS) :]} == keys
 
 
 def test_one_native_body_is_the_stock_body_with_n(relax: Any, arguments: Any, rollout: Any) -> None:

@@ -28,7 +28,8 @@ def warns(**changes: Any) -> bool:
         ({"partial_rollout": True}, []),
         ({"lora_rank": 8}, []),
         ({"use_slime_router": True}, ["middleware_router"]),
-        ({"use_opd": True}, ["on_policy_distillation"]),
+        ({"use_opd": True}, []),
+        ({"fully_async": True}, []),
         ({"use_rollout_routing_replay": True}, ["routing_replay"]),
         ({"sglang_speculative_algorithm": "EAGLE"}, ["speculative_decoding"]),
         ({"custom_generate_function_path": "a.b"}, ["custom_generate"]),
@@ -67,8 +68,8 @@ def test_a_variable_that_would_do_nothing_is_refused(variable: str, value: str, 
     ("changes", "warned"),
     [
         ({}, False),
-        ({"use_opd": True}, True),
-        ({"use_opd": True, "rollout_patch_arm": "per-sample"}, False),
+        ({"use_slime_router": True}, True),
+        ({"use_slime_router": True, "rollout_patch_arm": "per-sample"}, False),
         ({"lora_rank": 8}, False),
         ({"lora_rank": 8, "lora_adapter_mode": True}, True),
         ({"partial_rollout": True}, False),
@@ -83,6 +84,6 @@ def test_a_warning_where_flags_leave_no_group_anything_but_per_sample(changes: d
 
 def test_the_warning_names_the_reasons_and_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(3):
-        warns(use_opd=True, use_slime_router=True, sglang_speculative_algorithm="EAGLE3")
+        warns(use_rollout_routing_replay=True, use_slime_router=True, sglang_speculative_algorithm="EAGLE3")
     (line,) = [record.getMessage() for record in caplog.records if "no group can go native" in record.getMessage()]
-    assert all(reason in line for reason in ("middleware_router", "on_policy_distillation", "speculative_decoding"))
+    assert all(reason in line for reason in ("middleware_router", "routing_replay", "speculative_decoding"))
