@@ -15,6 +15,7 @@ from parity.cli.check import check
 from parity.cli.compare import compare
 from parity.cli.completion import completion
 from parity.cli.ending import EXIT_BROKEN_PIPE, EXIT_ERROR, describe_error, end_as_by_ctrl_c, exit_of_signal
+from parity.cli.host import host
 from parity.cli.launch import launch
 from parity.cli.plan import plan
 from parity.cli.report import report
@@ -34,7 +35,7 @@ def cli() -> None:
     """Proves that a change to how an RL trainer requests its rollouts leaves training the same, or shows where not."""
 
 
-for command in (run, launch, plan, sample, bench, watch, compare, report, check, serve, selftest, completion):
+for command in (run, launch, plan, sample, bench, watch, compare, report, check, serve, selftest, host, completion):
     cli.add_command(command)
 
 

@@ -233,10 +233,16 @@ ELSEWHERE = {
     ("is pytest itself", "tests/docs/test_docs.py::test_the_example_for_hosts_passes_what_the_engine_sent"): (
         "ROLLOUT_DUMPS=rollout_data pytest test_rollout_contract.py",
     ),
-    ("needs a checkout", "tests/hosts/test_relax.py::"): (
+    ("needs a checkout", "tests/cli/test_host.py::test_flags_say_which_way_groups_go"): (
+        "parity host check slime --args '--n-samples-per-prompt 8 …'",
+    ),
+    ("needs a checkout", "tools/hosts/launch_scripts.py::main"): (
+        "python tools/hosts/launch_scripts.py slime=/path/to/slime --list",
+    ),
+    ("needs a checkout", "tests/hosts/test_relax_code.py::"): (
         "RELAX_CHECKOUT=/path/to/Relax python -m pytest tests/hosts/test_relax_code.py",
         "SGLANG_NATIVE_GROUP_SAMPLING=1 python -m rollout_patch.hosts.relax",
-        "python -m pytest tests/hosts/test_relax.py",
+        "python -m pytest tests/rollout_patch/hosts/test_relax.py",
         "python -m rollout_patch.hosts.relax",
     ),
     ("needs a checkout", "tests/hosts/test_slime.py::"): (
