@@ -28,13 +28,27 @@ CHECK_EXIT_HELP = "Exit code: 0 passed, 1 failed, 2 wrong input (or a file could
 @click.argument("sources", nargs=-1, required=True, type=click.Path(), metavar="PATH… | URL")
 @click.option("--group-size", type=click.IntRange(1), help="Samples of each group.")
 @click.option("--max-new-tokens", type=click.IntRange(0), help="Cap of a response in tokens.")
+@click.option("--context-length", type=click.IntRange(1), help="Cap of prompt and response together, in tokens.")
+@click.option("--vocab-size", type=click.IntRange(1), help="Token ids are below it.")
 @click.option("--stop-token-ids", type=int, multiple=True, help="A token that ends a response; may be given again.")
+@click.option(
+    "--stop-strings", is_flag=True, help="Strings too may end a response, so that its last token says nothing."
+)
+@click.option(
+    "--media-placeholder",
+    "media_placeholders",
+    multiple=True,
+    metavar="ID|TEXT",
+    help="What stands for one medium in a prompt, a token's id or a text; may be given again.",
+)
 @click.option("--temperature", type=float, help="Sampling temperature, which dumps of hosts do not keep.")
 @click.option(
     "--reward", metavar="FILE.py:FUNCTION", help="Computes the reward of a parity.records.samples.Sample again."
 )
 @click.option(
-    "--advantage", type=click.Choice(["grpo", "grpo_no_std", "rloo"]), help="The trainer's formula, computed again."
+    "--advantage",
+    type=click.Choice(["grpo", "grpo_no_std", "rloo", "batch_std", "batch"]),
+    help="The trainer's formula, computed again.",
 )
 @click.option(
     "--partial-rollout", is_flag=True, help="A response may go on after a weight update, as in partial rollout."
@@ -49,7 +63,8 @@ def check(sources: tuple[str, ...], as_json: bool, junit: Path | None, quiet: bo
 
     A PATH is a file or a directory of them. What is at a path is recognised by its content: dumps of slime, Miles and
     Relax, Relax's and verl's JSON lines, Miles' dashboard columns, experiments, samples and exchanges as JSON lines
-    (plain, gzip or zstd) and Parquet.
+    (plain, gzip or zstd) and Parquet; and the metrics of runs, as `parity compare` reads them. What the options do not
+    say is read from the data, where nine of ten groups agree.
     """
     from parity.commands.check import check_sources
     from parity.report.checks import headline, print_checks

@@ -89,7 +89,11 @@ def check_sources(
     *,
     group_size: int | None = None,
     max_new_tokens: int | None = None,
+    context_length: int | None = None,
+    vocab_size: int | None = None,
     stop_token_ids: Sequence[int] = (),
+    stop_strings: bool = False,
+    media_placeholders: Sequence[str] = (),
     temperature: float | None = None,
     reward: str | None = None,
     advantage: AdvantageFormula | None = None,
@@ -107,8 +111,9 @@ def check_sources(
         EngineError: The engine at the URL does not answer.
     """
     if any(source.startswith(("http://", "https://")) for source in sources):
-        options = (group_size, max_new_tokens, temperature, reward, advantage, partial_rollout or None)
-        if len(sources) > 1 or stop_token_ids or any(option is not None for option in options):
+        numbers = (group_size, max_new_tokens, context_length, vocab_size, temperature, reward, advantage)
+        others = (stop_token_ids, stop_strings, media_placeholders, partial_rollout)
+        if len(sources) > 1 or any(others) or any(option is not None for option in numbers):
             raise UsageError("a URL is checked alone, and without options about recorded rollouts")
         from parity.conformance import check_engine
 
@@ -122,7 +127,11 @@ def check_sources(
     rules = Rules(
         group_size=group_size,
         max_new_tokens=max_new_tokens,
+        context_length=context_length,
+        vocab_size=vocab_size,
         stop_token_ids=frozenset(stop_token_ids),
+        stop_strings=stop_strings,
+        media_placeholders=frozenset(int(item) if item.isdecimal() else item for item in media_placeholders),
         temperature=temperature,
         reward=reward_function(reward) if reward else None,
         advantage=advantage,

@@ -53,7 +53,7 @@ def read_relax_result(path: Path, group_size: int | None) -> Iterator[Rollout]:
         for (_, row), (group, slot) in zip(lines, groups, strict=True)
     ]
     order = sorted(range(len(rows)), key=lambda number: groups[number])
-    yield rollout_of([rows[number] for number in order], lambda number: places[order[number]])
+    yield rollout_of([rows[number] for number in order], lambda number: places[order[number]], {"index", "order"})
 
 
 def _columns(row: dict[str, Any]) -> dict[str, Any]:

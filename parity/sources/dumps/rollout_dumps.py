@@ -76,7 +76,8 @@ def rollout_of_dump(content: Any, path: Path, group_size: int | None) -> Rollout
         {"rollout_id": rollout_id, "group_index": group, "index": slot, **_columns(sample, place(number))}
         for number, (sample, (group, slot)) in enumerate(zip(samples, groups, strict=True))
     ]
-    return rollout_of(rows, place)
+    numbered = any(sample.get("index") is not None for sample in samples)
+    return rollout_of(rows, place, () if numbered else {"index"})
 
 
 def _rollout_id(content: Any, path: Path) -> int | None:

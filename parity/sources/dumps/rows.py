@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ import orjson
 import pyarrow as pa
 
 from parity.errors import InputError, UsageError
-from parity.records.samples import SCHEMA, STATUS_OF_FINISH_REASON, Rollout
+from parity.records.samples import ASSIGNED, SCHEMA, STATUS_OF_FINISH_REASON, Rollout
 
 Row = Mapping[str, Any]
 Place = Callable[[int], str]
@@ -31,14 +31,20 @@ TRUTH_VALUES = ("reward", "loss_mask")
 """Columns that hosts fill with true and false too, a verifier's answer and a mask, which count as 1 and 0."""
 
 
-def rollout_of(rows: Sequence[Row], place: Place) -> Rollout:
+def rollout_of(rows: Sequence[Row], place: Place, assigned: Collection[str] = ()) -> Rollout:
     """Columns from rows by column name; what a row lacks is null, and `extra` is a mapping.
+
+    Args:
+        rows: Values by column.
+        place: Names a row in an error.
+        assigned: What the reader made up, `index` or `order`, which no rule may then hold the source to.
 
     Raises:
         InputError: A value is not of its column's type, or a required one is missing.
     """
     columns = [_column(column, [row.get(column.name) for row in rows], place) for column in SCHEMA]
-    return Rollout(pa.table(columns, schema=SCHEMA))
+    schema = SCHEMA.with_metadata({ASSIGNED: ",".join(sorted(assigned))} if assigned else None)
+    return Rollout(pa.table(columns, schema=schema))
 
 
 def _column(column: pa.Field, values: list[Any], place: Place) -> pa.Array:

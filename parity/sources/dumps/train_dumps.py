@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from parity.errors import InputError, UsageError
-from parity.records.samples import Rollout
+from parity.records.samples import TRAINER_LOGPROBS, Rollout
 from parity.sources.dumps.rows import plain, rollout_of, split_tokens, whole
 
 _READ = {"tokens", "response_lengths", "rollout_log_probs", "loss_masks", "advantages", "raw_reward", "weight_versions"}
@@ -126,8 +126,22 @@ def _columns(sample: Mapping[str, Any], place: str, split: bool) -> dict[str, An
         "loss_mask": mask,
         "response_length": response_length,
         "weight_versions": None if (versions := plain(sample.get("weight_versions"))) == [] else versions,
-        "extra": {name: plain(sample[name]) for name in _SCALARS if sample.get(name) is not None},
+        "extra": _extra(sample, split),
     }
+
+
+def _extra(sample: Mapping[str, Any], split: bool) -> dict[str, Any]:
+    """What else a dump holds of a sample: numbers, the trainer's log-probs, and of other lists the length alone."""
+    extra = {name: plain(sample[name]) for name in _SCALARS if sample.get(name) is not None}
+    if split:
+        return extra
+    if isinstance(logprobs := plain(sample.get("log_probs")), list):
+        extra[TRAINER_LOGPROBS] = logprobs
+    for name, value in sample.items():
+        if name not in _READ and name not in _SCALARS and name != "log_probs" and hasattr(value, "__len__"):
+            shape = list(getattr(value, "shape", ())) or [len(value)]
+            extra[name] = {"shape": shape} if not isinstance(value, (str, dict)) else value
+    return extra
 
 
 def _advantage(advantages: Any, mask: Any) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,8 @@ def read_verl_rollout(path: Path, group_size: int | None) -> Iterator[Rollout]:
     """The samples of one step by group: text and score; verl writes neither token ids nor log-probs.
 
     A group is what shares the first part of ``uid`` (``<uid>_<session>_<i>``), which its later trainer writes, and else
-    what has the same input, so that a prompt drawn twice in a step is one group. Groups count in the order met.
+    what has the same input; where few inputs have several times the lines of most, they were drawn so often, and are as
+    many groups. Groups count in the order met, and slots by line.
 
     Raises:
         InputError: A line is damaged or of the wrong type, or the lines are of several steps.
@@ -39,12 +41,30 @@ def read_verl_rollout(path: Path, group_size: int | None) -> Iterator[Rollout]:
         if whole(row, "step", place) != step:
             raise InputError(f"{place}: step {row['step']} in a file of step {step}")
         members.setdefault(_group(row), []).append(number)
-    order = [(group, slot, number) for group, own in enumerate(members.values()) for slot, number in enumerate(own)]
+    groups = _drawn([*members.values()], group_size) if "uid" not in lines[0][1] else [*members.values()]
+    order = [(group, slot, number) for group, numbers in enumerate(groups) for slot, number in enumerate(numbers)]
     rows = [
         {"rollout_id": step, "group_index": group, "index": slot, **_columns(lines[number][1])}
         for group, slot, number in order
     ]
-    yield rollout_of(rows, lambda row: places[order[row][2]])
+    yield rollout_of(rows, lambda row: places[order[row][2]], {"index", "order"})
+
+
+SELDOM = 0.1
+"""The share of inputs up to which several draws of one are taken for chance, and not for lines written too often."""
+
+
+def _drawn(members: list[list[int]], group_size: int | None) -> list[list[int]]:
+    """Lines by draw: those of an input that was drawn several times are parted into groups of the usual size."""
+    usual = group_size or Counter(map(len, members)).most_common(1)[0][0]
+    often = [numbers for numbers in members if len(numbers) > usual and len(numbers) % usual == 0]
+    if len(often) > SELDOM * len(members):
+        return members
+    groups: list[list[int]] = []
+    for numbers in members:
+        size = usual if numbers in often else len(numbers)
+        groups += [numbers[start : start + size] for start in range(0, len(numbers), size)]
+    return groups
 
 
 def _group(row: dict[str, Any]) -> str:

@@ -14,6 +14,7 @@ from host_forms import host_sample, rank_dump, relax_row, rollout_dump, save_tor
 from parity.commands.check import check_paths
 from parity.contract_checks import Rules
 from parity.errors import InputError, NotRecognised, UsageError
+from parity.findings import Status
 from parity.records.samples import Rollout, Sample
 from parity.sources.dumps.rows import rollout_of
 from parity.sources.registry import open_source
@@ -257,6 +258,35 @@ def test_verl_rows_without_uid_are_grouped_by_their_input(samples: list[Sample],
     rows = [{name: value for name, value in verl_row(one).items() if name != "uid"} for one in samples]
     rollout = read(write_lines(tmp_path / "0.jsonl", rows[::2] + rows[1::2]))
     assert rollout.integers("group_index").tolist() == [0] * 4 + [1] * 4 + [2] * 4
+
+
+@pytest.mark.parametrize(("group_size", "draws"), [(None, 1), (3, 1), (None, 2)])
+def test_a_prompt_that_verl_drew_twice_in_a_step_is_two_groups(
+    group_size: int | None, draws: int, tmp_path: Path
+) -> None:
+    """Eleven inputs of three lines each, and one of three lines a draw."""
+    inputs = [f"question {number}" for number in range(11) for _ in range(3)] + ["again"] * (3 * draws)
+    rows = [{"input": text, "output": f"answer {k}", "score": 0.0, "step": 1} for k, text in enumerate(inputs)]
+    rollout = read(write_lines(tmp_path / "1.jsonl", rows), group_size)
+    assert np.bincount(rollout.integers("group_index")).tolist() == [3] * (11 + draws)
+
+
+def test_inputs_that_all_have_too_many_lines_are_not_parted(tmp_path: Path) -> None:
+    rows = [{"input": f"q{k // 6}", "output": str(k), "score": 0.0, "step": 1} for k in range(24)]
+    rollout = read(write_lines(tmp_path / "1.jsonl", rows), 3)
+    assert np.bincount(rollout.integers("group_index")).tolist() == [6] * 4
+
+
+def test_the_trainers_log_probs_and_the_lengths_of_other_lists_are_kept(samples: list[Sample], tmp_path: Path) -> None:
+    content = rank_dump(samples, N, samples)
+    columns = content["rollout_data"]
+    columns["log_probs"] = [[value - 0.01 for value in values] for values in columns["rollout_log_probs"]]
+    columns["returns"] = [[0.0] * (len(values) + (row == 3)) for row, values in enumerate(columns["log_probs"])]
+    result = check_paths([save_torch(tmp_path / "0_0.pt", content)], Rules(group_size=N))
+    found = {finding.check: finding for finding in result.findings}
+    assert found["trainer_engine_gap"].evidence["abs"]["mean"] == pytest.approx(0.01, rel=1e-3)
+    assert found["token_arrays"].status is Status.FAIL
+    assert found["token_arrays"].evidence["failed"] == 1
 
 
 def test_what_ranks_share_of_a_train_dump_is_left_unknown(samples: list[Sample], tmp_path: Path) -> None:
