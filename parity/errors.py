@@ -8,6 +8,7 @@ and the numbers.
     ├── UsageError              the command cannot be carried out as asked                        exit 2
     ├── InputError              a file or record cannot be read or is not what it claims to be     exit 2
     │   ├── ExchangeError       a request or response is not of a shape that the protocol has
+    │   ├── OverBudget          reading a file or answer would take more memory than is allowed
     │   ├── NotRecognised       a file is in no format that is read
     │   └── CutOff              a file's last line breaks off, as of a process that was killed or still writes
     ├── EngineError             the engine failed to start, died, or refused a control request     exit 2
@@ -52,6 +53,10 @@ class ExchangeError(InputError):
 
 class NotRecognised(InputError):
     """A file is in no format that is read; it may be sound, and of something else."""
+
+
+class OverBudget(InputError):
+    """Reading it would take more memory than is allowed; the message says what allows more."""
 
 
 class CutOff(InputError):

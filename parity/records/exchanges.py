@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import orjson
-
+from parity.budgets import check_regular, decode_json
 from parity.errors import InputError
 
 MEDIA_FIELDS = ("image_data", "video_data", "audio_data")
@@ -173,14 +172,12 @@ def read_exchanges(path: Path) -> Iterator[Exchange]:
     Raises:
         InputError: The file cannot be opened, or a line is no exchange; the message names file and line.
     """
+    check_regular(path)
     try:
         with path.open("rb") as lines:
             for number, line in enumerate(lines, start=1):
                 place = f"{path}:{number}"
-                try:
-                    row = orjson.loads(line)
-                except orjson.JSONDecodeError as error:
-                    raise InputError(f"{place}: not JSON: {error}") from error
+                row = decode_json(line, place)
                 refuse_repeated_names(line, place)
                 yield Exchange.from_json(row, place)
     except OSError as error:

@@ -28,6 +28,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from parity.budgets import check_elements, check_regular
 from parity.errors import InputError, UsageError
 from parity.records.exchanges import Exchange, read_exchanges
 from parity.records.samples import Rollout
@@ -51,11 +52,14 @@ def read_json(path: Path) -> dict[str, Any]:
     Raises:
         InputError: The file cannot be read or holds no JSON object.
     """
+    check_regular(path)
     try:
-        content = json.loads(path.read_bytes())
+        data = path.read_bytes()
+        check_elements(data, str(path))
+        content = json.loads(data)
     except OSError as error:
         raise InputError(f"{path}: {error.strerror or error}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: not JSON: {error}") from error
     if not isinstance(content, dict):
         raise InputError(f"{path}: a JSON object is expected, not {type(content).__name__}")
@@ -82,13 +86,14 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
     """The whole lines of a JSON-lines file; a last line without its newline was cut off while being written."""
     if not path.exists():
         return []
+    check_regular(path)
     rows = []
     for number, line in enumerate(path.read_bytes().splitlines(keepends=True), start=1):
         if not line.endswith(b"\n"):
             break
         try:
             rows.append(json.loads(line))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise InputError(f"{path}:{number}: not JSON: {error}") from error
         if not isinstance(rows[-1], dict):
             raise InputError(f"{path}:{number}: a JSON object is expected, not {type(rows[-1]).__name__}")

@@ -79,8 +79,10 @@ def dataset_of(path: Path) -> Path:
     return parent.parent if parent.name in _PARTS_OF_A_RUN else parent
 
 
-def _files(directory: Path) -> Iterator[Path]:
+def _files(directory: Path, depth: int = 0) -> Iterator[Path]:
     """Files below a directory, hidden ones and checkpoints of runs apart, by the numbers in their names."""
+    if depth > _DEEPEST:
+        raise InputError(f"{directory}: more than {_DEEPEST} folders deep")
     try:
         paths = sorted(directory.iterdir(), key=_in_order)
     except OSError as error:
@@ -89,9 +91,13 @@ def _files(directory: Path) -> Iterator[Path]:
         if path.name.startswith("."):
             continue
         if path.is_dir() and not path.is_symlink():
-            yield from () if _is_checkpoints(path) else _files(path)
+            yield from () if _is_checkpoints(path) else _files(path, depth + 1)
         else:
             yield path
+
+
+_DEEPEST = 100
+"""Folders inside folders that are looked through."""
 
 
 def _in_order(path: Path) -> tuple[int, str]:

@@ -12,6 +12,7 @@ from typing import Any, BinaryIO, cast
 import orjson
 import pyarrow as pa
 
+from parity.budgets import check_elements, check_regular
 from parity.errors import CutOff, InputError
 from parity.records.exchanges import refuse_repeated_names
 
@@ -27,7 +28,12 @@ def compression_of(head: bytes) -> str | None:
 
 
 def open_plain(path: Path) -> BinaryIO:
-    """The file's bytes, decompressed."""
+    """The file's bytes, decompressed.
+
+    Raises:
+        InputError: It is a pipe or a device.
+    """
+    check_regular(path)
     with path.open("rb") as file:
         compression = compression_of(file.read(4))
     if compression is None:
@@ -63,6 +69,7 @@ def read_appended(path: Path, offset: int) -> tuple[list[tuple[str, dict[str, An
         object.
     """
     lines = []
+    check_regular(path)
     try:
         with path.open("rb") as file:
             size = file.seek(0, io.SEEK_END)
@@ -81,6 +88,7 @@ def read_appended(path: Path, offset: int) -> tuple[list[tuple[str, dict[str, An
 def _object(line: bytes, place: str) -> dict[str, Any]:
     if len(line) > LONGEST_LINE:
         raise InputError(f"{place}: the line is longer than {LONGEST_LINE} bytes")
+    check_elements(line, place)
     try:
         row = orjson.loads(line)
     except orjson.JSONDecodeError:

@@ -13,7 +13,8 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from parity.errors import InputError, NotRecognised, UsageError
+from parity.budgets import exceeded, limited_memory, within_memory
+from parity.errors import InputError, NotRecognised, OverBudget, UsageError
 from parity.metrics import curves_of_points
 from parity.records.exchanges import Exchange
 from parity.records.samples import Rollout
@@ -108,12 +109,14 @@ def open_source(path: Path, group_size: int | None = None) -> Source:
         NotRecognised: The file is in no format that is read.
         InputError: It cannot be opened, is damaged where its format would show, or is named like a dump and is none.
     """
-    form = _format_of(path)
+    with limited_memory(path):
+        form = _format_of(path)
+    samples, exchanges = form.samples, form.exchanges
     return Source(
         path,
         form.name,
-        partial(form.samples, path, group_size) if form.samples else None,
-        partial(form.exchanges, path) if form.exchanges else None,
+        (lambda: within_memory(path, samples(path, group_size))) if samples else None,
+        (lambda: within_memory(path, exchanges(path))) if exchanges else None,
         partial(read_runs, str(path)) if form.runs else None,
     )
 
@@ -168,14 +171,33 @@ def _may_be_of_torch(path: Path) -> bool:
 
 def _of_table(path: Path) -> Format:
     try:
-        columns = pq.read_schema(path).names
+        metadata = pq.read_metadata(path)
+        columns = metadata.schema.to_arrow_schema().names
+    except MemoryError:
+        raise
     except DAMAGED_TABLE as error:
         raise InputError(f"{path}: cannot be read as Parquet: {error}") from error
+    _check_counts(metadata, path)
     if twice := sorted({name for name in columns if columns.count(name) > 1}):
         raise InputError(f"{path}: columns {twice} are there more than once")
     if form := next((form for recognises, form in TABLES if recognises(columns)), None):
         return form
     raise NotRecognised(f"{path}: not recognised: Parquet with columns {columns[:12]}")
+
+
+def _check_counts(metadata: pq.FileMetaData, path: Path) -> None:
+    """Holds a table's rows and values to its size: a few bytes can stand for any number of equal ones."""
+    size = path.stat().st_size
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    values = sum(group.column(number).num_values for group in groups for number in range(group.num_columns))
+    limits = (metadata.num_rows, max(_ROWS, size), "rows"), (values, max(_VALUES, 16 * size), "values")
+    for count, limit, unit in limits:
+        if count > limit:
+            raise OverBudget(f"{path}: {exceeded(f'its {count:,} {unit}', limit, unit)}")
+
+
+_ROWS, _VALUES = 100_000, 16_000_000
+"""Rows and values of a table that need no bytes of their own."""
 
 
 def _of_json(path: Path) -> Format:
@@ -185,6 +207,8 @@ def _of_json(path: Path) -> Format:
     try:
         for _, row in islice(read_lines(path), FIRST_ROWS):
             rows.append(row)
+    except OverBudget:
+        raise
     except InputError as error:
         damaged = error
     if rows and (form := next((form for recognises, form in LINES if recognises(rows[0])), None)):
@@ -242,13 +266,15 @@ def read_runs(source: str, names: Names | None = None, side: str = "baseline") -
         path, part = source, None
     else:
         try:
-            readers = _readers(Path(path), side)
+            with limited_memory(Path(path)):
+                readers = _readers(Path(path), side)
         except OSError as error:
             raise InputError(f"{path}: cannot be read: {error.strerror or error}") from error
     runs, problems = list[RecordedRun](), list[InputError]()
     for reader in readers:
         try:
-            recordings = reader()
+            with limited_memory(Path(path)):
+                recordings = reader()
         except InputError as error:
             problems.append(error)
             continue

@@ -13,9 +13,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
+from parity.budgets import check_elements, check_unpacked
 from parity.errors import InputError, UsageError, install_hint
 from parity.metrics import Point
 from parity.sources.curves.recorded_runs import LARGEST_STEP, RecordedCurves, number, sentences
+from parity.sources.json_lines import LONGEST_LINE
 
 FORMAT = "ClearML"
 TASK_FILE, METRICS_FILE = "task.json", "metrics.jsonl"
@@ -27,8 +29,6 @@ NOT_FINITE = "not finite"
 series is the metric."""
 NOT_FINITE_COUNT = "not finite values"
 """A value of the whole run that this package's tasks have: the zeros of such a task are zeros."""
-LARGEST = 1 << 31
-"""Bytes of the largest file of a session that is read."""
 
 
 def is_session(directory: Path) -> bool:
@@ -59,14 +59,12 @@ def read_session_zip(path: Path) -> list[RecordedCurves]:
     """The run in an offline session's zip, which is not unpacked.
 
     Raises:
-        InputError: The zip or a line is damaged, or its metrics unpack to more than `LARGEST` bytes.
+        InputError: The zip or a line is damaged, or it unpacks to more than budgets allow.
     """
+    check_unpacked(path)
     try:
-        with zipfile.ZipFile(path) as archive:
-            if archive.getinfo(METRICS_FILE).file_size > LARGEST:
-                raise InputError(f"{path}: {METRICS_FILE} unpacks to more than {LARGEST} bytes")
-            with archive.open(METRICS_FILE) as file:
-                return [_recording(_events(file, f"{path}/{METRICS_FILE}"))]
+        with zipfile.ZipFile(path) as archive, archive.open(METRICS_FILE) as file:
+            return [_recording(_events(file, f"{path}/{METRICS_FILE}"))]
     except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError) as error:
         raise InputError(f"{path}: cannot be read as a zip: {error}") from error
 
@@ -91,10 +89,11 @@ def read_task(task_id: str) -> list[RecordedCurves]:
 
 def _events(file: IO[bytes], place: str) -> Iterator[Mapping[str, Any]]:
     """Events in the order they were reported; each line is a list of them."""
-    for line, content in enumerate(file, start=1):
+    for line, content in enumerate(iter(lambda: file.readline(LONGEST_LINE), b""), start=1):
+        check_elements(content, f"{place}:{line}")
         try:
             events = json.loads(content)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise InputError(f"{place}:{line}: not JSON: {error}") from error
         if not isinstance(events, list) or not all(isinstance(event, dict) for event in events):
             raise InputError(f"{place}:{line}: a list of events is expected")

@@ -6,13 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from parity.errors import InputError
+from parity.budgets import check_elements, check_regular, exceeded, unpacked_bytes
+from parity.errors import InputError, OverBudget
 from parity.metrics import Point
 from parity.sources.curves.metric_lines import numbered, read_records
 from parity.sources.curves.recorded_runs import COMPLETED, RecordedCurves, points_of, sentences
-
-LARGEST = 1 << 30
-"""Bytes of the largest document that is read."""
 
 TRAINER_STATE = "trainer_state.json"
 SUMMARY = "train_runtime"
@@ -23,6 +21,8 @@ def is_document(path: Path) -> bool:
     """Whether a file is one JSON document of a kind that is read here."""
     try:
         content = _load(path)
+    except OverBudget:
+        raise
     except InputError:
         return False
     return isinstance(content, list) or (isinstance(content, dict) and isinstance(content.get("log_history"), list))
@@ -45,10 +45,13 @@ def newest_state(directory: Path) -> Path | None:
 
 
 def _load(path: Path) -> Any:
+    check_regular(path)
     try:
-        if path.stat().st_size > LARGEST:
-            raise InputError(f"{path}: larger than {LARGEST} bytes")
-        return json.loads(path.read_bytes())
+        if path.stat().st_size > (limit := unpacked_bytes()):
+            raise OverBudget(f"{path}: {exceeded('its size', limit, 'bytes')}")
+        content = path.read_bytes()
+        check_elements(content, str(path))
+        return json.loads(content)
     except OSError as error:
         raise InputError(f"{path}: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:

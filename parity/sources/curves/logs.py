@@ -25,25 +25,28 @@ from parity.sources.json_lines import open_plain
 LONGEST_LINE = 1 << 20
 MOST_LINES = 500
 """Lines that one dictionary may be spread over."""
+MOST_OPEN = 1 << 25
+"""Characters of all dictionaries that are open at once."""
 
-_COLOUR = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
-_ACTOR = re.compile(r"\((?P<actor>[\w.:-]+ pid=\d+(?:, ip=[^)]*)?)\) ?")
+# No pattern repeats without a bound where it could begin at any place: on a line of 1 MB that would take hours.
+_COLOUR = re.compile(r"\x1b\[[0-9;?]{0,40}[ -/]{0,10}[@-~]")
+_ACTOR = re.compile(r"\((?P<actor>[\w.:-]{1,200} pid=\d{1,20}(?:, ip=[^)]{0,100})?)\) ?")
 _HEAD = re.compile(
     r"(?<![\w/])(?P<role>critic-)?(?P<kind>step|perf|rollout|passrate|multi_turn|eval|Global step)"
     r" (?P<id>\d{1,15})(?: \[\w+\])?: \{"
 )
 _VERL = re.compile(r"(?<![\w/])step:(?P<id>\d{1,15}) - (?P<pairs>\S+?:.*)$")
 _ENTRY = re.compile(
-    r"(?P<quote>['\"])(?P<key>[^'\"]+)(?P=quote)\s*:\s*"
-    r"(?:(?:[A-Za-z_]+\.)*[A-Za-z_]\w*\((?P<inside>[^(),]*)[^()]*\)|(?P<plain>[^\s,}]+))"
+    r"(?P<quote>['\"])(?P<key>[^'\"]{1,300})(?P=quote)\s{0,100}:\s{0,100}"
+    r"(?:(?:[A-Za-z_]{1,40}\.){0,6}[A-Za-z_]\w{0,40}\((?P<inside>[^(),]{0,300})(?:,[^()]{0,300})?\)|(?P<plain>[^\s,}]+))"
 )
 _PRIME = re.compile(r"\b[Ss]tep (?P<id>\d{1,15}) \| (?P<pairs>.+)$")
 _PRIME_PAIR = re.compile(r"(?P<key>[^:=|]+)[:=] ?(?P<value>[^ |]+)(?: tokens/\w+)?$")
-_NEMO_STEP = re.compile(r"=+ Step (?P<id>\d{1,15})/\d+ =+")
+_NEMO_STEP = re.compile(r"= Step (?P<id>\d{1,15})/\d{1,15} =")
 _NEMO_ITEM = re.compile(r"^\W*• (?P<key>[^:•]+): (?P<value>[^ ]+)")
 _AREAL_STEP = re.compile(r"Train step (?P<id>\d{1,15})/\d+ done")
 _ROLL_STEP = re.compile(r"pipeline step (?P<id>\d{1,15}) finished")
-_ALONE = re.compile(r"(?<!: )\{(?P<quote>['\"])[^'\"]+(?P=quote): .*\}")
+_ALONE = re.compile(r"(?<!: )\{(?P<quote>['\"])[^'\"]{1,300}(?P=quote): ")
 _OF_TRAINERS = ("'loss'", "'reward'", "'grad_norm'", "'learning_rate'", "'eval_loss'")
 """One of these is in every dictionary that Transformers' trainers print of a step."""
 
@@ -52,9 +55,9 @@ _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
 
 _ENDS = (
     ("oom", re.compile(r"[Oo]ut of memory|OutOfMemoryError|oom-kill|oom_kill")),
-    ("502", re.compile(r"50[234] Bad Gateway|50[234] Service|'?\b50[234]\b'?.*(?:Bad Gateway|/generate)")),
+    ("502", re.compile(r"50[234] Bad Gateway|50[234] Service|\b50[234]\b.{0,500}(?:Bad Gateway|/generate)")),
     ("killed", re.compile(r"SIGKILL|SIGTERM|KeyboardInterrupt|CANCELLED AT|DUE TO TIME LIMIT|\bKilled\b")),
-    ("error", re.compile(r"^(?:\S+ )?Traceback \(most recent call last\)|\w+(?:Error|Exception): ")),
+    ("error", re.compile(r"^(?:\S+ )?Traceback \(most recent call last\)|[A-Za-z_](?:Error|Exception): ")),
 )
 _RETRY = re.compile(r"retrying\.\.\. \(attempt \d+")
 _INCIDENTS = (
@@ -81,8 +84,8 @@ class _Open:
 
     stream: str
     step: int
-    text: str
-    lines: int = 1
+    parts: list[str]
+    depth: int
 
 
 @dataclass(slots=True)
@@ -108,6 +111,19 @@ class _State:
     ending: str | None = None
     retries: int = 0
     formats: Counter[str] = field(default_factory=Counter)
+    open_size: int = 0
+
+    def extend(self, actor: str, text: str) -> None:
+        """Adds a line to the open dictionary of an actor."""
+        self.open[actor].parts.append(text)
+        self.open[actor].depth += text.count("{") - text.count("}")
+        self.open_size += len(text)
+
+    def close(self, actor: str, unclosed: bool = False) -> None:
+        """Takes an actor's dictionary from the open ones, if it has any."""
+        if pending := self.open.pop(actor, None):
+            self.open_size -= sum(map(len, pending.parts))
+        self.unclosed += unclosed
 
 
 def is_log(head: str) -> bool:
@@ -183,28 +199,27 @@ def _points(line: str, state: _State) -> Iterator[Point]:
     ray = _ACTOR.search(line) if " pid=" in line else None
     actor = ray["actor"] if ray else ""
     if ": {" in line and (head := _HEAD.search(line)):
-        state.unclosed += actor in state.open
+        state.close(actor, unclosed=actor in state.open)
         kind = head["kind"]
         state.formats["OpenRLHF" if kind == "Global step" else "slime, Miles or Relax"] += 1
         stream = (head["role"] or "") + _STREAMS.get(kind, "rollout")
-        state.open[actor] = _Open(stream, int(head["id"]), line[head.end() - 1 :])
+        state.open[actor] = _Open(stream, int(head["id"]), [], 0)
+        state.extend(actor, line[head.end() - 1 :])
     elif point := _by_line(line, state):
         state.ending = None
         yield point
     elif actor in state.open:
-        state.open[actor].text += " " + (line[ray.end() :] if ray else line)
-        state.open[actor].lines += 1
-    elif "{" in line and _ALONE.search(line):
+        state.extend(actor, line[ray.end() :] if ray else line)
+    elif "{" in line and (alone := _ALONE.search(line)) and line.rfind("}") >= alone.end():
         _keep_alone(line, state)
     elif any(word in line for word in _INCIDENTS):
         _note_incident(line, state)
-    if (pending := state.open.get(actor)) and _closed(pending.text):
-        del state.open[actor]
+    if (pending := state.open.get(actor)) and pending.depth <= 0:
+        state.close(actor)
         state.ending = None
-        yield Point(pending.stream, pending.step, _values(pending.text, state))
-    elif pending and pending.lines > MOST_LINES:
-        del state.open[actor]
-        state.unclosed += 1
+        yield Point(pending.stream, pending.step, _values(" ".join(pending.parts), state))
+    elif pending and (len(pending.parts) > MOST_LINES or state.open_size > MOST_OPEN):
+        state.close(actor, unclosed=True)
 
 
 def _by_line(line: str, state: _State) -> Point | None:
@@ -250,7 +265,7 @@ def _json_values(text: str) -> dict[str, float] | None:
     """The numbers of a JSON object that ends a line."""
     try:
         row = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     values = {name: number(value) for name, value in row.items()} if isinstance(row, dict) else {}
     return {name: value for name, value in values.items() if value is not None}
@@ -265,10 +280,6 @@ def _keep_alone(line: str, state: _State) -> None:
         return
     entries = _ENTRY.finditer(line[line.index("{") :])
     state.alone.append({entry["key"]: _raw(entry) for entry in entries})
-
-
-def _closed(text: str) -> bool:
-    return text.count("{") <= text.count("}")
 
 
 def _values(text: str, state: _State) -> dict[str, float]:

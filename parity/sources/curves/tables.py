@@ -17,7 +17,10 @@ _BOUNDS = ("__MIN", "__MAX")
 
 def is_table(head: str) -> bool:
     """Whether a text's first line is a CSV header with a column that counts steps."""
-    columns = next(csv.reader(head.splitlines()[:1]), [])
+    try:
+        columns = next(csv.reader(head.splitlines()[:1]), [])
+    except csv.Error:  # a field of more characters than the module takes
+        return False
     return len(columns) > 1 and bool(COUNTERS & set(columns))
 
 

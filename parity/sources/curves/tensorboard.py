@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from parity.budgets import check_regular
 from parity.errors import InputError, UsageError, install_hint
 from parity.metrics import Point
 from parity.sources.curves.recorded_runs import RecordedCurves, sentences
@@ -45,6 +46,7 @@ def _events(path: Path, left_out: dict[str, str]) -> Iterator[tuple[float, Point
         message = f"{path}: event files are read by the package tensorboard: {install_hint('compare')}"
         raise UsageError(message) from error
     read = 0
+    check_regular(path)
     try:
         for event in LegacyEventFileLoader(str(path)).Load():
             read += 1

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from parity.errors import NotRecognised
 from parity.records.samples import Rollout
-from parity.sources.dumps.pickles import load_pickle
+from parity.sources.dumps.pickles import load_pickle, require_torch
 from parity.sources.dumps.rollout_dumps import is_rollout_dump, rollout_of_dump
 from parity.sources.dumps.train_dumps import is_train_dump, rollout_of_train_dump
 
@@ -20,6 +20,11 @@ def read_dump(path: Path, group_size: int | None) -> Iterator[Rollout]:
         NotRecognised: It is a PyTorch file, but neither dump.
         UsageError: The group size is needed and not given, or PyTorch is not installed.
     """
+    require_torch(path)  # before memory is limited by the file's size
+    return _read(path, group_size)
+
+
+def _read(path: Path, group_size: int | None) -> Iterator[Rollout]:
     content = load_pickle(path)
     if is_train_dump(content):
         yield rollout_of_train_dump(content, path, group_size)

@@ -43,6 +43,8 @@ def read_dashboard(path: Path, group_size: int | None) -> Iterator[Rollout]:
         table.validate(full=True)
         number, length = (table.column(name).cast(pa.int64()) for name in ("sample_index", "response_length"))
         tokens = table.column("tokens").combine_chunks().cast(pa.list_(pa.int32()))
+    except MemoryError:
+        raise
     except DAMAGED_TABLE as error:
         raise InputError(f"{path}: cannot be read as Parquet: {error}") from error
     if number.null_count or length.null_count or tokens.null_count:

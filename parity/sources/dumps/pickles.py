@@ -9,12 +9,15 @@ from __future__ import annotations
 import pickle
 import re
 import warnings
+import zipfile
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from parity.errors import InputError, UsageError, install_hint
+from parity.budgets import check_unpacked, exceeded
+from parity.errors import InputError, OverBudget, UsageError, install_hint
 
 _REFUSED = re.compile(r"(?:GLOBAL|global) [`']?([\w.]+)")
 _SAID = re.compile(r"WeightsUnpickler error:\s*(.+)")
@@ -30,20 +33,72 @@ def load_pickle(path: Path) -> Any:
 
     Raises:
         InputError: The file is damaged, or asks for a class that is not of plain data.
-        UsageError: PyTorch is not installed.
     """
-    try:
-        import torch
-    except ImportError as error:
-        raise UsageError(f"{path}: PyTorch files need torch: {install_hint('train')}") from error
+    import torch
+
+    if zipfile.is_zipfile(path):
+        check_unpacked(path)
     try:
         with torch.serialization.safe_globals(_allowed()), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of pickle protocols: what cannot be read is an error
-            return torch.load(path, map_location="cpu", weights_only=True)
+            content = torch.load(path, map_location="cpu", weights_only=True)
+    except MemoryError:
+        raise
     except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from error
     except Exception as error:  # a damaged or crafted pickle may fail in any way, and must end as bad input
+        if isinstance(error, RuntimeError) and "memory" in str(error):
+            raise MemoryError(str(error)) from error
         raise InputError(f"{path}: {_reason(error)}") from error
+    limit = max(_ELEMENTS, _ELEMENTS_A_BYTE * path.stat().st_size)
+    try:
+        count = _count(content, {}, set(), path)
+    except RecursionError as error:
+        raise InputError(f"{path}: nested too deeply") from error
+    if count > limit:
+        raise OverBudget(f"{path}: {exceeded(f'what it unfolds to ({count:,} values)', limit, 'values')}")
+    return content
+
+
+def require_torch(path: Path) -> None:
+    """Loads PyTorch.
+
+    Raises:
+        UsageError: It is not installed.
+    """
+    try:
+        import torch  # noqa: F401
+    except ImportError as error:
+        raise UsageError(f"{path}: PyTorch files need torch: {install_hint('train')}") from error
+
+
+_ELEMENTS, _ELEMENTS_A_BYTE = 4_000_000, 32
+"""Values that a file may unfold to: a list that many samples share, such as their prompt, is written once."""
+_PLAIN = {int, float, bool, type(None)}
+
+
+def _count(value: Any, known: dict[int, int], entered: set[int], path: Path) -> int:
+    """The values that something unfolds to, each list that stands in several places counted in each; text by eights.
+
+    Shared parts are walked once, so that the time is that of the parts, however often they repeat.
+    """
+    if isinstance(value, (str, bytes, bytearray)):
+        return 1 + len(value) // 8
+    if not isinstance(value, (list, tuple, set, frozenset, dict)):
+        size = getattr(value, "numel", None) or getattr(value, "size", 1)
+        return int(size() if callable(size) else size or 1) if hasattr(value, "dtype") else 1
+    if (key := id(value)) in known:
+        return known[key]
+    if key in entered:
+        raise InputError(f"{path}: it holds itself")
+    entered.add(key)
+    total = 1 + len(value)
+    if isinstance(value, dict) or not set(map(type, value)) <= _PLAIN:
+        parts = chain(value, value.values()) if isinstance(value, dict) else value
+        total += sum(_count(part, known, entered, path) for part in parts)
+    entered.discard(key)
+    known[key] = total
+    return total
 
 
 def _reason(error: Exception) -> str:

@@ -40,6 +40,8 @@ def read_sample_table(path: Path, group_size: int | None) -> Iterator[Rollout]:
                     _check_truth_values(table, place)
                     _check_extra(table, place)
                     yield Rollout.from_table(table, place)
+    except MemoryError:
+        raise
     except DAMAGED_TABLE as error:
         raise InputError(f"{path}: cannot be read as Parquet: {error}") from error
 
