@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 import secrets
+import shlex
 import shutil
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -41,7 +42,15 @@ from parity.records.experiment import (
 )
 from parity.records.provenance import commit, versions
 from parity.records.samples import Rollout, Sample
-from parity.records.store import RunStore, amend_experiment, create_experiment, exclusive, read_experiment, run_store
+from parity.records.store import (
+    RunStore,
+    amend_experiment,
+    create_experiment,
+    exclusive,
+    read_experiment,
+    run_store,
+    seal_checkpoint,
+)
 from parity.shown import shown
 from parity.trainer.policy import load_tokenizer
 from parity.trainer.rollouts import RolloutResult, generate_rollout
@@ -98,7 +107,14 @@ class Watcher:
 
 
 def run_experiment(
-    config: ExperimentConfig, out: Path, *, command: str, watcher: Watcher, cache: Path, resume: bool = False
+    config: ExperimentConfig,
+    out: Path,
+    *,
+    command: str,
+    watcher: Watcher,
+    cache: Path,
+    resume: bool = False,
+    rewind: bool = False,
 ) -> None:
     """Runs, or goes on with, all pairs of an experiment, up to a step that cannot be trained on.
 
@@ -109,14 +125,17 @@ def run_experiment(
         watcher: Told of every step.
         cache: Where warm-started policies are kept between experiments.
         resume: Goes on with an experiment from what is on disk.
+        rewind: Where a run's newest checkpoint is damaged, goes back to the one before, and makes a step again.
 
     Raises:
         UsageError: The configuration cannot be run, or is not the one on disk.
         EngineError: The engine does not come up, or a step failed `STEP_ATTEMPTS` times.
+        InputError: A checkpoint to go on from is damaged.
     """
     with exclusive(out):
         if resume:
             _check_resumed(config, read_experiment(out))
+            _check_checkpoints(config, out, watcher, rewind)
         else:
             create_experiment(out, _describe(config, command))
         task = get_task(config.task)
@@ -182,6 +201,36 @@ def _check_resumed(config: ExperimentConfig, experiment: Mapping[str, Any]) -> N
     ]
     if differ:
         raise UsageError("--resume goes on with what was asked; these differ: " + "; ".join(differ))
+
+
+def _check_checkpoints(config: ExperimentConfig, out: Path, watcher: Watcher, rewind: bool) -> None:
+    """Holds the checkpoint that each run goes on from to its digests, before anything is started.
+
+    Raises:
+        InputError: One is damaged, and not rewound.
+    """
+    experiment = read_experiment(out)
+    pairs = plan_pairs(config, experiment.get("designs", ())) if "nonce" in experiment else []  # else without digests
+    for pair in pairs:
+        for name in pair.names:
+            store = run_store(out, name)
+            finished = store.finished_steps()
+            if finished == pair.steps or (finished == 0 and not store.checkpoint_path(0).exists()):
+                continue
+            if not (damage := store.damage_of_checkpoint(finished)):
+                continue
+            before = finished and not store.damage_of_checkpoint(finished - 1)
+            if not (rewind and before):
+                again = f"parity run --out {shlex.quote(str(out))} --resume --rewind"
+                raise InputError(
+                    f"{damage}; the checkpoint is damaged, and nothing is trained from it",
+                    f"the one of step {finished - 1} before it is sound; go on from there with: {again}"
+                    if before
+                    else "there is no sound one before it: start the experiment again, in another --out",
+                )
+            store.rewind()
+            store.append_event("rewind", time.time(), step=finished - 1, message=shown(damage))
+            watcher.note(f"{name}: back to step {finished - 1}, as the checkpoint of step {finished} is damaged")
 
 
 def _start_progress(engine: str, watcher: Watcher) -> Callable[[float, str], None]:
@@ -315,6 +364,7 @@ def _open_run(bench: _Bench, pair: Pair, role: int, resume: bool) -> _Run:
     if finished == 0 and not first.exists():
         partial = first.with_name(f".{first.name}.partial")
         shutil.copytree(bench.policy, partial)
+        seal_checkpoint(partial)
         partial.rename(first)
     if not store.events():
         store.append_event("start", time.time(), step=0)
@@ -420,6 +470,7 @@ async def _step(bench: _Bench, run: _Run, step: int) -> dict[str, Any]:
     train = _train(run, step, result.rollout)
     trained = time.monotonic()
     run.trainer.save(run.store.checkpoint_path(step + 1))
+    seal_checkpoint(run.store.checkpoint_path(step + 1))
     metrics = {
         "step": step,
         **rollout_metrics(result.rollout, result.seconds, bench.config.workers),

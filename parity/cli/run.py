@@ -108,6 +108,9 @@ Examples:
 )
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Default: parity-out/<time>.")
 @click.option("--resume", is_flag=True, help="Go on with the experiment in --out.")
+@click.option(
+    "--rewind", is_flag=True, help="With --resume: go back a step where the newest checkpoint of a run is damaged."
+)
 @tracker_options
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on standard output.")
 @click.option("--quiet", is_flag=True, help="Print only the verdict.")
@@ -117,6 +120,7 @@ def run(
     /,
     out: Path | None,
     resume: bool,
+    rewind: bool,
     as_json: bool,
     quiet: bool,
     targets: Targets,
@@ -154,6 +158,7 @@ def run(
             watcher=Watcher(lambda step: shows.step(_progress(step)), shows.note),
             cache=cache_directory(),
             resume=resume,
+            rewind=rewind,
         )
     conclude(directory, console, as_json, quiet, targets=targets)
 

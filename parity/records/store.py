@@ -6,7 +6,7 @@
                       metrics.jsonl       one line a finished step
                       rollouts/step-000012.parquet           one row a sample
                       exchanges/step-000012.exchanges.jsonl  one line a request
-                      checkpoints/step-000012/               the weights that step 12 samples from
+                      checkpoints/step-000012/               the weights that step 12 samples from, with digests
 
 A step is finished when its line in ``metrics.jsonl`` is whole; everything else of the step is written before that line.
 So a step cut off at any point is done again from its own checkpoint and never counted twice.
@@ -15,6 +15,7 @@ So a step cut off at any point is done again from its own checkpoint and never c
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import shutil
@@ -34,6 +35,8 @@ from parity.records.exchanges import Exchange, read_exchanges
 from parity.records.samples import Rollout
 
 EXPERIMENT_FILE = "experiment.json"
+DIGESTS_FILE = "digests.json"
+"""SHA-256 by file of a checkpoint; each is refused whose files are not those that were saved."""
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -44,6 +47,16 @@ def write_atomically(path: Path, content: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
+    _sync(path.parent)
+
+
+def _sync(path: Path) -> None:
+    """Makes a file, or the names in a directory, outlive a loss of power."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -76,10 +89,13 @@ def _dump_line(row: Mapping[str, Any]) -> bytes:
 
 
 def _append(path: Path, line: bytes) -> None:
+    new = not path.exists()
     with path.open("ab") as file:
         file.write(line)
         file.flush()
         os.fsync(file.fileno())
+    if new:
+        _sync(path.parent)
 
 
 def _read_lines(path: Path) -> list[dict[str, Any]]:
@@ -92,12 +108,49 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
         if not line.endswith(b"\n"):
             break
         try:
-            rows.append(json.loads(line))
+            rows.append(_load_line(line))
         except (ValueError, RecursionError) as error:
             raise InputError(f"{path}:{number}: not JSON: {error}") from error
         if not isinstance(rows[-1], dict):
             raise InputError(f"{path}:{number}: a JSON object is expected, not {type(rows[-1]).__name__}")
     return rows
+
+
+def _load_line(line: bytes) -> Any:
+    try:
+        return orjson.loads(line)
+    except orjson.JSONDecodeError:  # NaN and infinities, which the standard lacks
+        return json.loads(line)
+
+
+def _last_line(path: Path) -> dict[str, Any] | None:
+    """The last whole line of a JSON-lines file, in a time that does not grow with the file; `None` where it has none.
+
+    Raises:
+        InputError: It is no JSON object.
+    """
+    if not path.exists():
+        return None
+    check_regular(path)
+    tail = b""
+    with path.open("rb") as file:
+        start = file.seek(0, os.SEEK_END)
+        while start and tail.count(b"\n") < 2:
+            step = min(start, 1 << 16)
+            start = file.seek(start - step)
+            tail = file.read(step) + tail
+    lines = tail.splitlines(keepends=True)
+    if lines and not lines[-1].endswith(b"\n"):
+        lines.pop()  # cut off while it was written
+    if not lines:
+        return None
+    try:
+        row = _load_line(lines[-1])
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}, last line: not JSON: {error}") from error
+    if not isinstance(row, dict) or not isinstance(row.get("step"), int):
+        raise InputError(f"{path}, last line: an object with a whole step is expected")
+    return row
 
 
 _Kinds = Mapping[str, type | tuple[type, ...]]
@@ -173,8 +226,9 @@ class RunStore:
         return rows
 
     def finished_steps(self) -> int:
-        """How many steps are finished."""
-        return len(_read_lines(self.path / "metrics.jsonl"))
+        """How many steps are finished, by the last whole line of the metrics."""
+        row = _last_line(self.path / "metrics.jsonl")
+        return 0 if row is None else int(row["step"]) + 1
 
     def written_steps(self) -> int:
         """How many steps have samples and exchanges: the finished ones, and one that could not be trained on."""
@@ -234,6 +288,25 @@ class RunStore:
             if not path.name.startswith(".") and _step_of(path) < keep_from:
                 shutil.rmtree(path)
 
+    def damage_of_checkpoint(self, step: int) -> str:
+        """What is wrong with a checkpoint by its digests; empty where it is sound."""
+        path = self.checkpoint_path(step)
+        if not (path / DIGESTS_FILE).exists():
+            return f"{path}: it has no {DIGESTS_FILE}"
+        digests = read_json(path / DIGESTS_FILE)
+        for name, digest in digests.items():
+            if not (path / Path(name).name).is_file():
+                return f"{path / Path(name).name}: it is missing"
+            if _sha256(path / Path(name).name) != digest:
+                return f"{path / Path(name).name}: its SHA-256 is not the one written when it was saved"
+        return ""
+
+    def rewind(self) -> None:
+        """Takes the last finished step back, so that it is made again from the checkpoint before."""
+        path = self.path / "metrics.jsonl"
+        write_atomically(path, b"".join(_dump_line(row) for row in _read_lines(path)[:-1]))
+        self.drop_unfinished()
+
     def write_outcome(self, outcome: Mapping[str, Any]) -> None:
         """Writes how the run ended, or that it has not."""
         _write_json(self.path / "run.json", outcome)
@@ -249,6 +322,20 @@ class RunStore:
         _hold_to_types(outcome, _OUTCOME, str(path))
         _hold_to_types(outcome.get("counts", {}), dict.fromkeys(outcome.get("counts", {}), int), f"{path}: counts")
         return outcome
+
+
+def seal_checkpoint(path: Path) -> None:
+    """Writes the digests of a checkpoint's files beside them."""
+    digests = {file.name: _sha256(file) for file in sorted(path.iterdir()) if file.is_file()}
+    _write_json(path / DIGESTS_FILE, digests)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        digest = hashlib.sha256()
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def _step_of(path: Path) -> int:

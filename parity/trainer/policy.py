@@ -213,6 +213,7 @@ def replacing_directory(path: Path) -> Iterator[Path]:
         yield scratch
         for item in scratch.iterdir():
             _flush(item)
+        _flush(scratch)
         if path.exists():
             old = Path(tempfile.mkdtemp(prefix=f".{path.name}.old.", dir=path.parent))
             path.rename(old / path.name)

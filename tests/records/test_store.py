@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,15 @@ import pytest
 from parity.errors import InputError, UsageError
 from parity.records.exchanges import Exchange
 from parity.records.samples import Rollout, Sample
-from parity.records.store import RunStore, create_experiment, exclusive, read_experiment, write_atomically
+from parity.records.store import (
+    DIGESTS_FILE,
+    RunStore,
+    create_experiment,
+    exclusive,
+    read_experiment,
+    seal_checkpoint,
+    write_atomically,
+)
 
 
 @pytest.fixture
@@ -113,3 +123,90 @@ def test_an_atomic_write_replaces_whole(tmp_path: Path) -> None:
     write_atomically(path, json.dumps({"a": 1}).encode())
     assert [item.name for item in tmp_path.iterdir()] == ["file.json"]
     assert json.loads(path.read_bytes()) == {"a": 1}
+
+
+def test_how_many_steps_are_finished_is_read_off_the_last_whole_line(run: RunStore) -> None:
+    path = run.path / "metrics.jsonl"
+    assert run.finished_steps() == 0
+    for content, steps in (
+        (b"", 0),
+        (b'{"step": 0', 0),
+        (b'{"step": 0}\n', 1),
+        (b'{"step": 0}\n{"step": 1, "x": "' + b"a" * 200_000 + b'"}\n', 2),
+        (b'{"step": 0}\n{"step": 1}\n{"step": 2, "x": "' + b"a" * 200_000, 2),
+        (b'{"step": 0}\n{"step": 1}\n{"st', 2),
+    ):
+        path.write_bytes(content)
+        assert run.finished_steps() == steps
+        assert run.finished_steps() == len(run.metrics())
+    path.write_bytes(b'{"step": 0}\nhalf\n')
+    with pytest.raises(InputError, match="last line"):
+        run.finished_steps()
+
+
+def sealed(run: RunStore, step: int) -> Path:
+    path = run.checkpoint_path(step)
+    path.mkdir(exist_ok=True)
+    for name in ("model.safetensors", "trainer.json"):
+        (path / name).write_bytes(f"{name} of step {step}".encode())
+    seal_checkpoint(path)
+    return path
+
+
+def flip_a_bit(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[0] ^= 1
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize("damage", [flip_a_bit, Path.unlink, lambda file: file.write_bytes(b"")])
+@pytest.mark.parametrize("name", ["model.safetensors", "trainer.json"])
+def test_a_checkpoint_is_sound_as_it_was_saved_and_not_otherwise(
+    run: RunStore, damage: Callable[[Path], object], name: str
+) -> None:
+    path = sealed(run, 3)
+    assert run.damage_of_checkpoint(3) == ""
+    damage(path / name)
+    assert str(path / name) in run.damage_of_checkpoint(3)
+
+
+def test_a_checkpoint_without_digests_is_damaged(run: RunStore) -> None:
+    (sealed(run, 1) / DIGESTS_FILE).unlink()
+    assert DIGESTS_FILE in run.damage_of_checkpoint(1)
+
+
+def test_a_run_that_is_rewound_makes_its_last_step_again(run: RunStore) -> None:
+    sealed(run, 0)
+    for step in range(2):
+        finish(run, step)
+    run.rewind()
+    assert (run.finished_steps(), run.written_steps()) == (1, 1)
+    assert not run.checkpoint_path(2).exists()
+    finish(run, 1)
+    assert run.finished_steps() == 2
+
+
+def test_what_is_on_disk_outlives_a_loss_of_power(run: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a file system that keeps what was synced alone: content by its file, names by their directory."""
+    kept: dict[Path, bytes | set[str]] = {}
+
+    def sync(descriptor: int) -> None:
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        kept[path] = {item.name for item in path.iterdir()} if path.is_dir() else path.read_bytes()
+
+    monkeypatch.setattr(os, "fsync", sync)
+    finish(run, 0)
+    run.append_event("end", 1.0)
+    run.write_outcome({"status": "completed"})
+    for path in (
+        run.path / "metrics.jsonl",
+        run.path / "events.jsonl",
+        run.path / "run.json",
+        run.rollout_path(0),
+        run.exchanges_path(0),
+    ):
+        names = kept[path.parent]
+        assert isinstance(names, set)
+        assert path.name in names
+        synced = kept.get(path, kept.get(path.with_name(f".{path.name}.partial")))
+        assert synced == path.read_bytes()
