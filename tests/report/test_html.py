@@ -17,6 +17,7 @@ import pytest
 from scipy import stats
 
 from parity.findings import Finding, Level, Status, Where, judge
+from parity.records.exchanges import Exchange
 from parity.records.samples import Rollout, Sample
 from parity.records.store import run_store
 from parity.report import html
@@ -73,6 +74,14 @@ def sample_of(arm: str, step: int, group: int, slot: int) -> Sample:
     )
 
 
+def exchange_of(arm: str, step: int, group: int) -> Exchange:
+    """A group's request; one of them is a second attempt."""
+    attempt = 2 if (arm, step, group) == ("native", 2, 1) else 1
+    times = {"sent_at": 100.0 + group, "received_at": 100.5 + 2 * group}
+    request = {"sampling_params": {"n": SLOTS}}
+    return Exchange(request, 200, [], attempt=attempt, rollout_id=step, group_index=group, arm=arm, **times)
+
+
 def write_runs(directory: Path) -> list[RunRecord]:
     runs = []
     for arm in ARMS:
@@ -81,7 +90,7 @@ def write_runs(directory: Path) -> list[RunRecord]:
         for step in range(STEPS):
             places = [(group, slot) for group in range(GROUPS) for slot in range(SLOTS)]
             rollout = Rollout.from_samples([sample_of(arm, step, *place) for place in places])
-            store.write_step(step, rollout, [])
+            store.write_step(step, rollout, [exchange_of(arm, step, group) for group in range(GROUPS)])
             reward = 0.125 * step + (arm == "native")
             huge = 1e308 * (-1) ** step
             lost = float("nan") if step == 3 else -2.0
@@ -249,6 +258,65 @@ def test_both_arms_stand_side_by_side_with_what_their_rows_on_disk_hold(opened: 
     assert page.tab.locator("pre[data-of=prompt]").inner_text() == f"{HOSTILE[0][0]} 1"
 
 
+def test_requests_of_a_step_are_bars_of_both_arms_and_a_retry_is_told(opened: Opener) -> None:
+    page = opened()
+    page.go("#samples/twin-0/2/1")
+    requests = page.tab.locator("details.requests")
+    assert requests.locator("summary").inner_text() == "requests of this step: 3 + 3, 1 tried again or refused"
+    requests.locator("summary").click()
+    assert requests.locator("rect.request.baseline").count() == GROUPS
+    assert requests.locator("rect.request.experiment").count() == GROUPS
+    assert requests.locator("rect.again title").all_text_contents() == [
+        "group 1: 2 samples, attempt 2, status 200, 1.5 s"
+    ]
+    assert "native: 3 requests in 4.5 s" in requests.inner_text()
+
+
+def test_groups_are_put_in_order_and_tokens_that_differ_are_highlighted(opened: Opener) -> None:
+    page = opened()
+    page.go("#samples/twin-0/2/1")
+    assert page.tab.locator(".token.unlike > span").all_inner_texts() == ["21", "99"]
+    page.tab.get_by_label("order").select_option("length up")
+    assert page.tab.locator(".groups tbody tr").count() == GROUPS
+
+
+@pytest.mark.parametrize(
+    ("name", "width", "scheme"),
+    [("en", 390, "dark"), ("en", 1440, "light"), ("pairs", 390, "light"), ("pairs", 1100, "dark")],
+)
+def test_nothing_is_in_the_way_of_people_who_see_or_move_otherwise(
+    opened: Opener, name: str, width: int, scheme: str
+) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is missing")
+    page = opened(name, color_scheme=scheme)
+    page.tab.set_viewport_size({"width": width, "height": 900})
+    for view in ("#overview", "#metrics", "#samples/twin-0/2/1", "#findings/2", "#events", "#provenance"):
+        page.go(view)
+        page.tab.wait_for_function("document.readyState === 'complete'")
+        found = axe.Axe().run(page.tab).response["violations"]
+        serious = {each["id"]: each["nodes"][0]["html"] for each in found if each["impact"] in ("serious", "critical")}
+        assert serious == {}, view
+        assert page.tab.evaluate("document.documentElement.scrollWidth") <= width, view
+
+
+def test_on_a_phone_the_verdict_of_every_row_stands_beside_its_name(opened: Opener) -> None:
+    page = opened("pairs")
+    page.tab.set_viewport_size({"width": 390, "height": 800})
+    page.go("#overview")
+    for cell in page.tab.locator("table.rows tbody td:nth-child(2)").all():
+        box = cell.bounding_box()
+        assert box["x"] + box["width"] <= 390
+
+
+def test_the_overview_has_the_scope_the_ladder_and_the_reward(opened: Opener) -> None:
+    page = opened("pairs")
+    assert "Scope: engine embedded" in page.tab.locator("main").inner_text()
+    picture = page.tab.locator("svg.rungs")
+    assert "L0 contract: pass" in str(picture.get_attribute("aria-label"))
+    assert picture.locator("rect.rung").count() == 5
+    assert page.tab.locator("figure[data-metric='rollout/raw_reward'] path.curve").count() == 8
+
+
 def test_whatever_was_written_elsewhere_is_text_wherever_it_is_shown(opened: Opener) -> None:
     page = opened()
     seen = set()
@@ -301,9 +369,13 @@ def test_digits_open_the_views_and_a_question_mark_shows_the_keys(opened: Opener
 def test_findings_are_filtered_by_text_level_run_and_status_worst_first(opened: Opener) -> None:
     page = opened()
     page.go("#findings")
-    cards = page.tab.locator(".findings details")
-    assert cards.count() == len(FINDINGS)
+    cards = page.tab.locator(".findings > details:not(.passing)")
+    passing = sum(finding.status is Status.PASS for finding in FINDINGS)
+    assert cards.count() == len(FINDINGS) - passing
     assert "twin_output_ids" in cards.first.inner_text()
+    page.tab.get_by_text(f"{passing} findings that pass").click()
+    page.tab.wait_for_selector("details.passing details")
+    assert page.tab.locator("details.passing details").count() == passing
     page.tab.locator("label", has_text="pass").locator("input").uncheck()
     assert cards.count() == 3
     page.tab.locator("select").first.select_option("training")
@@ -317,7 +389,12 @@ def test_curves_show_their_values_and_runs_are_switched_off(opened: Opener) -> N
     page = opened()
     page.go("#metrics")
     reward = page.tab.locator("[data-metric='rollout/raw_reward']")
-    assert page.tab.locator("figure").count() == 4
+    assert page.tab.locator("figure").count() == 3
+    constant = page.tab.locator("details.constant")
+    assert constant.inner_text() == "1 metrics that never change: constructor 1"
+    constant.locator("summary").click()
+    page.tab.wait_for_selector("details.constant figure")
+    constant.locator("summary").click()
     assert reward.locator("path").count() == 2
     box = reward.locator("svg").bounding_box()
     middle = box["x"] + box["width"] * (62 + (540 - 62 - 12) / 2) / 540
@@ -422,7 +499,7 @@ def test_the_legend_names_what_is_drawn_and_switches_bands_off_and_paper_keeps_b
 def test_the_first_difference_of_a_twin_is_marked_on_every_curve_and_a_sound_pair_has_none(opened: Opener) -> None:
     page = opened()
     page.go("#metrics")
-    assert page.tab.locator("figure .differs").count() == page.tab.locator("figure").count() == 4
+    assert page.tab.locator("figure .differs").count() == page.tab.locator("figure").count() == 3
     assert "first difference (L2)" in page.tab.locator(".legend").inner_text()
     assert "margin" not in page.tab.locator(".legend").inner_text()
     sound = opened("pairs")

@@ -33,6 +33,7 @@ SCRIPTS = (
     "bands",
     "overview",
     "metrics",
+    "requests",
     "sample_browser",
     "findings",
     "timeline",
@@ -138,7 +139,15 @@ def _content(report: Report, evidence: PageEvidence, language: Language) -> dict
         "events": evidence.events,
         "tokens": evidence.tokens,
         "pairs": [
-            {"name": pair.name, "design": pair.design, "seed": pair.seed, "runs": pair.runs, "steps": pair.steps}
+            {
+                "name": pair.name,
+                "design": pair.design,
+                "seed": pair.seed,
+                "runs": pair.runs,
+                "steps": pair.steps,
+                "sides": pair.sides,
+                "equal": pair.equal,
+            }
             for pair in evidence.pairs
         ],
     }

@@ -66,7 +66,8 @@ function table(columns, rows, name) {
       cells.map((cell) => el("td", {}, cell)),
     ),
   );
-  return el("div", { class: "scroll" }, el("table", { class: name }, el("thead", {}, head), el("tbody", {}, body)));
+  const inside = el("table", { class: name }, el("thead", {}, head), el("tbody", {}, body));
+  return el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": columns.join(say(", ")) }, inside);
 }
 
 function badge(status, text = say(status.replace("_", " "))) {

@@ -1,12 +1,13 @@
-"""What a page shows of an experiment beside its report, read from disk: events, and samples of both arms by step."""
+"""What a page shows beside its report, read from disk: events, and samples and requests of both arms by step."""
 
 from __future__ import annotations
 
 import base64
 import gzip
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import orjson
 import pyarrow as pa
 
 from parity.errors import InputError
+from parity.records.exchanges import Exchange
 from parity.records.experiment import LIST_TWIN, MIXED_DESIGNS
 from parity.records.samples import Rollout
 from parity.records.store import RunStore, run_store
@@ -44,23 +46,50 @@ _PLAIN = (
     "weight_versions",
     "engine_id",
 )
-_EQUAL_DESIGNS = ("twin", LIST_TWIN, "replay")
-"""Designs whose arms must be equal, so that where a sample first differs says something."""
+_EQUAL_DESIGNS = ("twin", LIST_TWIN, "replay", "dump")
+"""Designs whose arms must be equal, or are compared for that, so that where a sample first differs says something."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRows:
+    """Samples of one side in one file, and the row that each has in it."""
+
+    file: str
+    rows: Sequence[int]
+    rollout: Rollout
 
 
 @dataclass(frozen=True, slots=True)
 class PairOfRuns:
-    """The runs of one seed: their names, baseline first (one where it is mixed), and the steps that have samples."""
+    """Runs whose samples are shown side by side, and how they are read.
+
+    Attributes:
+        design: Their design.
+        seed: Their seed; a number that makes the name unique.
+        runs: Their names, baseline first; one where it is mixed or alone.
+        steps: From 0 up to which step there may be samples.
+        samples: The samples of a side (0: baseline, 1: experiment) at a step.
+        requests: The exchanges of a side at a step.
+        sides: How many sides are shown.
+    """
 
     design: str
     seed: int
     runs: tuple[str, ...]
     steps: int
+    samples: Callable[[int, int], Iterable[SampleRows]]
+    requests: Callable[[int, int], Iterable[Exchange]] = lambda side, step: ()
+    sides: int = 2
 
     @property
     def name(self) -> str:
-        """Unique in an experiment."""
+        """Unique in a page."""
         return f"{self.design}-{self.seed}"
+
+    @property
+    def equal(self) -> bool:
+        """Whether the sides are held to be equal, so that where they differ says something."""
+        return self.design in _EQUAL_DESIGNS
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,25 +112,31 @@ class PageEvidence:
 
 
 def gather(report: Report, directory: Path, limit: int = LIMIT) -> PageEvidence:
-    """Reads events and samples; where not all samples fit into `limit` characters, those of the steps that matter.
-
-    Steps at which something fails come first, then those with a restart, resume, abort or collapse, the first and the
-    last, and then the others, spread evenly.
+    """Reads events and samples of an experiment; see `pack` for which steps are held.
 
     Raises:
         InputError: A file cannot be read.
     """
     pairs = tuple(_pairs(report, directory))
+    events = {run.run: run_store(directory, run.run).events() for run in report.outcomes}
+    return PageEvidence(str(directory), events, pairs, pack(report, pairs, limit), token_texts(directory))
+
+
+def pack(report: Report, pairs: Sequence[PairOfRuns], limit: int = LIMIT) -> dict[tuple[str, int], str]:
+    """Samples by pair and step; where not all fit into `limit` characters, those of the steps that matter.
+
+    Steps at which something fails come first, then those with a restart, resume, abort or collapse, the first and the
+    last, and then the others, spread evenly.
+    """
     packed: dict[tuple[str, int], str] = {}
     room = limit
     for pair, step in _by_importance(report, pairs):
-        content = _pack(report, pair, step, directory)
+        content = _pack(pair, step)
         room -= len(content)
         if room < 0:
             break
         packed[pair.name, step] = content
-    events = {run.run: run_store(directory, run.run).events() for run in report.outcomes}
-    return PageEvidence(str(directory), events, pairs, packed, token_texts(directory))
+    return packed
 
 
 def _pairs(report: Report, directory: Path) -> Iterator[PairOfRuns]:
@@ -109,8 +144,37 @@ def _pairs(report: Report, directory: Path) -> Iterator[PairOfRuns]:
     for run in sorted(report.outcomes, key=lambda run: run.arm == report.experiment):
         runs.setdefault((run.design, run.seed), []).append(run.run)
     for (design, seed), names in sorted(runs.items()):
-        steps = max(run_store(directory, name).written_steps() for name in names)
-        yield PairOfRuns(design, seed, tuple(names), steps)
+        stores = [run_store(directory, name) for name in names]
+        read = partial(_read_side, directory, stores, (report.baseline, report.experiment), design in MIXED_DESIGNS)
+        steps = max(store.written_steps() for store in stores)
+        yield PairOfRuns(design, seed, tuple(names), steps, read, partial(_exchanges_of_side, stores))
+
+
+def _read_side(
+    directory: Path, stores: Sequence[RunStore], arms: Sequence[str], mixed: bool, side: int, step: int
+) -> Iterator[SampleRows]:
+    """The files that may hold a side's samples of a step."""
+    for store in _stores_of_side(stores, side):
+        if store.rollout_path(step).exists():
+            rollout = store.rollout(step)
+            file = store.rollout_path(step).relative_to(directory).as_posix()
+            part = SampleRows(file, range(len(rollout)), rollout)
+            yield _of_arm(part, arms[side]) if mixed else part
+
+
+def _exchanges_of_side(stores: Sequence[RunStore], side: int, step: int) -> Iterator[Exchange]:
+    """The exchanges of a side at a step; of a mixed run, all of them stand on the first side."""
+    if len(stores) == 1 and side:
+        return
+    for store in _stores_of_side(stores, side):
+        if store.exchanges_path(step).exists():
+            yield from store.exchanges(step)
+
+
+def _stores_of_side(stores: Sequence[RunStore], side: int) -> list[RunStore]:
+    if len(stores) == 1:
+        return [stores[0], stores[0].compared]
+    return [stores[side]]
 
 
 def _by_importance(report: Report, pairs: Sequence[PairOfRuns]) -> list[tuple[PairOfRuns, int]]:
@@ -130,56 +194,34 @@ def _by_importance(report: Report, pairs: Sequence[PairOfRuns]) -> list[tuple[Pa
     return sorted(every, key=lambda place: (rank(*place), spread(place[1]) if rank(*place) else place[1]))
 
 
-def _pack(report: Report, pair: PairOfRuns, step: int, directory: Path) -> str:
-    arms = (report.baseline, report.experiment)
-    parts = [list(_parts(pair, arm, step, directory)) for arm in range(2)]
-    if pair.design in MIXED_DESIGNS:
-        parts = [[_of_arm(part, arm) for part in of_arm] for of_arm, arm in zip(parts, arms, strict=True)]
-    differs = _first_differences(parts) if pair.design in _EQUAL_DESIGNS else {}
+def _pack(pair: PairOfRuns, step: int) -> str:
+    parts = [list(pair.samples(side, step)) for side in range(2)]
+    differs = _first_differences(parts) if pair.equal and pair.sides == 2 else {}
+    requests = [[_request(exchange) for exchange in pair.requests(side, step)] for side in range(2)]
     content = ""
     for cut in (None, *CUTS):
-        baseline, experiment = ([_columns(part, cut) for part in of_arm] for of_arm in parts)
+        baseline, experiment = ([_columns(part, cut) for part in of_side] for of_side in parts)
         if len(baseline) == len(experiment) == 1:  # a column that is equal in both arms is written once
             experiment = [{name: values for name, values in experiment[0].items() if values != baseline[0][name]}]
-        shown = {"cut": cut, "differs": differs, "baseline": baseline, "experiment": experiment}
+        shown = {"cut": cut, "differs": differs, "baseline": baseline, "experiment": experiment, "requests": requests}
         content = base64.b64encode(gzip.compress(orjson.dumps(shown), mtime=0)).decode()
         if len(content) <= STEP_LIMIT:
             break
     return content
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """Samples of one arm in one file, and the row that each has in it."""
-
-    file: str
-    rows: Sequence[int]
-    rollout: Rollout
+def _request(exchange: Exchange) -> list[Any]:
+    """One request as a page shows it: group, when it was sent and answered, attempt, status, samples asked for, arm."""
+    times = [None if time is None else plain(round(time, 4)) for time in (exchange.sent_at, exchange.received_at)]
+    return [exchange.group_index, *times, exchange.attempt, exchange.status, exchange.n, exchange.arm]
 
 
-def _parts(pair: PairOfRuns, arm: int, step: int, directory: Path) -> Iterator[_Part]:
-    """The files that may hold an arm's samples of a step."""
-    if len(pair.runs) == 1:
-        store = run_store(directory, pair.runs[0])
-        stores = [store, store.compared]
-    else:
-        stores = [run_store(directory, pair.runs[arm])]
-    for store in stores:
-        if store.rollout_path(step).exists():
-            yield _read(store, step, directory)
-
-
-def _read(store: RunStore, step: int, directory: Path) -> _Part:
-    rollout = store.rollout(step)
-    return _Part(store.rollout_path(step).relative_to(directory).as_posix(), range(len(rollout)), rollout)
-
-
-def _of_arm(part: _Part, arm: str) -> _Part:
+def _of_arm(part: SampleRows, arm: str) -> SampleRows:
     rows = np.flatnonzero(part.rollout.strings("arm") == arm)
-    return _Part(part.file, rows.tolist(), Rollout(part.rollout.table.take(pa.array(rows, pa.int64()))))
+    return SampleRows(part.file, rows.tolist(), Rollout(part.rollout.table.take(pa.array(rows, pa.int64()))))
 
 
-def _columns(part: _Part, cut: int | None) -> dict[str, Any]:
+def _columns(part: SampleRows, cut: int | None) -> dict[str, Any]:
     """The columns that a page shows: log-probs in thousandths of a nat, and null for a mask of ones."""
     table = part.rollout.table
     tokens = table.column("output_ids").to_pylist()
@@ -236,7 +278,7 @@ def _thousandths(values: list[float] | None) -> list[int | str] | None:
     return [round(1_000 * value) if math.isfinite(value) else plain(value) for value in values]
 
 
-def _first_differences(parts: Sequence[Sequence[_Part]]) -> dict[str, int]:
+def _first_differences(parts: Sequence[Sequence[SampleRows]]) -> dict[str, int]:
     """By ``group/slot``, the first token at which the arms' ids or log-probs differ in any bit."""
     baseline, experiment = (_sequences(of_arm) for of_arm in parts)
     differs = {}
@@ -249,7 +291,7 @@ def _first_differences(parts: Sequence[Sequence[_Part]]) -> dict[str, int]:
     return differs
 
 
-def _sequences(parts: Sequence[_Part]) -> dict[tuple[int, int], tuple[list[Any], list[Any]]]:
+def _sequences(parts: Sequence[SampleRows]) -> dict[tuple[int, int], tuple[list[Any], list[Any]]]:
     columns = ("group_index", "index", "output_ids", "logprobs")
     rows = (zip(*(part.rollout.table.column(name).to_pylist() for name in columns), strict=True) for part in parts)
     return {(group, slot): (ids or [], values or []) for part in rows for group, slot, ids, values in part}

@@ -70,7 +70,7 @@ function drawFindings(list, named) {
       { class: "note", role: "status" },
       say("{shown} of {all} findings", { shown: wanted.length, all: data.findings.length }),
     ),
-    ...first.map(({ finding, place }) => findingCard(finding, place, place === named)),
+    ...cards(first, named),
     ...(wanted.length > first.length ? [el("button", { type: "button", onclick: more }, say("show all"))] : []),
   );
   if (named !== null)
@@ -80,6 +80,20 @@ function drawFindings(list, named) {
 // Among failures, causes stand above their consequences.
 function causeRank(place) {
   return data.failing.indexOf(place);
+}
+
+// What passes is folded where something else is listed beside it.
+function cards(shown, named) {
+  const card = ({ finding, place }) => findingCard(finding, place, place === named);
+  const folds = ({ finding, place }) => finding.status === "pass" && place !== named;
+  const passing = shown.filter(folds);
+  if (passing.length === shown.length || passing.length < 2) return shown.map(card);
+  const others = shown.filter((one) => !folds(one)).map(card);
+  const inside = el("div", {});
+  const fill = () => inside.childElementCount || inside.append(...passing.map(card));
+  const summary = el("summary", {}, badge("pass"), " ", say("{count} findings that pass", { count: passing.length }));
+  const folded = el("details", { class: "passing", ontoggle: fill }, summary, inside);
+  return [...others, Object.assign(folded, { fill })];
 }
 
 function isWanted(finding, text) {

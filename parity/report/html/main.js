@@ -82,6 +82,10 @@ function onKey(event) {
 async function printAll() {
   const shown = [overview(), metrics(), findings(), timeline(), provenance()];
   main.replaceChildren(...shown.map((content) => el("section", {}, content.flat(Infinity).filter(Boolean))));
+  for (const folded of main.querySelectorAll("details.passing, details.constant")) {
+    folded.fill();
+    folded.open = true;
+  }
 }
 
 addEventListener("hashchange", show);

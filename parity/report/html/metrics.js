@@ -79,18 +79,25 @@ function drawCharts(place, meaning) {
   const wanted = names.filter((name) => name.includes(metricsState.filter)).sort(byInterest);
   const draw = () => drawCharts(place, meaning);
   const differs = firstDifference(design);
-  const charts = wanted.map((metric) => {
-    const lines = arms.flatMap(([arm, runs]) =>
+  const linesOfMetric = (metric) =>
+    arms.flatMap(([arm, runs]) =>
       linesOf(
         metric,
         arm,
         runs.filter((run) => !metricsState.off.has(run)),
       ),
     );
+  const chartOf = (metric, lines) => {
     const note = marginNote(metric, design);
     const drawn = { lines, bands: bandsOf(metric, design, lines), marks: marksOf(lines), differs, note };
     return chart(metric, drawn, metricsState, (range) => zoom(range, draw), openStep);
-  });
+  };
+  const curves = wanted.map((metric) => [metric, linesOfMetric(metric)]);
+  const [constant, moving] = [true, false].map((flat) =>
+    curves.filter(([, lines]) => isConstant(lines) === flat),
+  );
+  const charts = moving.map(([metric, lines]) => chartOf(metric, lines));
+  if (constant.length) charts.push(constantMetrics(constant, chartOf, !moving.length));
   const every = arms.flatMap(([, runs]) => runs.map((name) => ({ name })));
   const onBand = (name, on) => {
     metricsState.bands[on ? "add" : "delete"](name);
@@ -99,6 +106,23 @@ function drawCharts(place, meaning) {
   meaning.replaceChildren(...legend(design, marksOf(every), differs, onBand).flat(Infinity).filter(Boolean));
   place.replaceChildren(...(charts.length ? charts : [el("p", {}, say("No metric has this in its name."))]));
   place.querySelector(`[data-metric="${CSS.escape(focused ?? "")}"]`)?.focus();
+}
+
+// Whether every value of every run is the same number.
+function isConstant(lines) {
+  const first = lines[0]?.values[0];
+  return Number.isFinite(first) && lines.every((line) => line.values.every((value) => value === first));
+}
+
+// Constant metrics as a list of values, with their charts on a click.
+function constantMetrics(metrics, chartOf, open) {
+  const inside = el("div", { class: "charts" });
+  const fill = () => inside.childElementCount || inside.append(...metrics.map((one) => chartOf(...one)));
+  if (open) fill();
+  const values = metrics.map(([metric, lines]) => `${metric} ${number(lines[0].values[0])}`).join(say(", "));
+  const summary = say("{count} metrics that never change: {values}", { count: metrics.length, values });
+  const folded = el("details", { class: "constant", open, ontoggle: fill }, el("summary", {}, summary), inside);
+  return Object.assign(folded, { fill });
 }
 
 // What happened to the runs that are drawn.

@@ -3,39 +3,86 @@
 const FAILING_SHOWN = 10;
 
 function overview() {
+  const compared = data.experiment !== "";
   return [
     el("p", { class: `verdict ${data.verdict}` }, data.headline),
     data.beside.map((line) => el("p", { class: "beside" }, line)),
-    el(
-      "ul",
-      {},
-      data.reasons.map((reason) => el("li", {}, reason)),
-    ),
+    compared && el("div", { class: "glance" }, ladderPicture(), rewardCurve()),
+    compared &&
+      el(
+        "ul",
+        {},
+        data.reasons.map((reason) => el("li", {}, reason)),
+      ),
     ...whatFailed(),
+    ...(compared ? comparison() : []),
+    el("h2", {}, say("What was not compared")),
+    notCompared(),
+    data.runs.length > 0 && [
+      el("h2", {}, say("How each run ended")),
+      table(data.outcome_columns, data.runs.map(runCells), "runs"),
+    ],
+  ];
+}
+
+function comparison() {
+  const numbers = [say("baseline"), say("experiment"), say("difference"), say("margin"), say("test")];
+  return [
     el("h2", {}, say("The eight metrics")),
-    table(
-      [say("metric"), say("finding"), say("baseline"), say("experiment"), say("difference"), say("margin"), say("test")],
-      data.table.map(rowCells),
-      "rows",
-    ),
+    table([say("metric"), say("finding"), ...numbers], data.table.map(rowCells), "rows"),
     el("p", { class: "note" }, [data.basis, ...new Set(data.table.flatMap((row) => row.notes))].join(say(" "))),
     el("h2", {}, say("The ladder of evidence")),
     table(
-      [say("level"), say("question"), say("status"), say("findings compared"), say("strongest finding")],
+      [say("level"), say("status"), say("question"), say("findings compared"), say("strongest finding")],
       data.ladder.map(rungCells),
       "ladder",
     ),
     el("h2", {}, say("Performance")),
     table(
-      ["", data.baseline, data.experiment, `${data.experiment} / ${data.baseline}`, say("finding")],
+      [say("cost"), say("finding"), data.baseline, data.experiment, `${data.experiment} / ${data.baseline}`],
       data.cost.map(costCells),
       "cost",
     ),
-    el("h2", {}, say("What was not compared")),
-    notCompared(),
-    el("h2", {}, say("How each run ended")),
-    table(data.outcome_columns, data.runs.map(runCells), "runs"),
   ];
+}
+
+// The rungs from L0 at the bottom to L4, each in the colour of what it came to.
+function ladderPicture() {
+  const [width, step] = [330, 34];
+  const height = data.ladder.length * step + 10;
+  const told = data.ladder.map((rung) => `${rungName(rung.level)}${say(": ")}${say(rung.status.replace("_", " "))}`);
+  const label = `${say("The ladder of evidence")}${say(": ")}${told.join(say("; "))}`;
+  const svg = el("svg", { viewBox: `0 0 ${width} ${height}`, class: "rungs", role: "img", "aria-label": label });
+  for (const x of [10, 320]) svg.append(el("line", { class: "rail", x1: x, x2: x, y1: 2, y2: height - 2 }));
+  data.ladder.forEach((rung, at) => {
+    const y = height - (at + 1) * step;
+    const counts = rung.total ? `${rung.compared}/${rung.total}` : "";
+    svg.append(
+      el("rect", { class: `rung ${rung.total ? rung.status : "none"}`, x: 10, y, width: 310, height: step - 8, rx: 4 }),
+      el("text", { class: "rung-name", x: 20, y: y + 18 }, told[at]),
+      el("text", { class: "rung-name", x: 310, y: y + 18, "text-anchor": "end" }, counts),
+    );
+  });
+  return svg;
+}
+
+// The reward of the runs that the first table is of.
+function rewardCurve() {
+  const metric = "rollout/raw_reward";
+  const arms = Object.entries(data.designs[data.compared.design] ?? {});
+  const lines = arms.flatMap(([arm, runs]) => linesOf(metric, arm, runs));
+  if (!lines.length) return null;
+  const drawn = {
+    lines,
+    bands: bandsOf(metric, data.compared.design, lines),
+    marks: marksOf(lines),
+    differs: firstDifference(data.compared.design),
+    note: marginNote(metric, data.compared.design),
+  };
+  const toCurves = () => {
+    location.hash = route("metrics", metric);
+  };
+  return chart(metric, drawn, { log: false, range: null }, toCurves, openStep);
 }
 
 // The first failing findings, causes above their consequences.
@@ -66,17 +113,20 @@ function whatFailed() {
 }
 
 function notCompared() {
+  const compared = data.experiment !== "";
   const places = data.findings
     .map((finding, place) => (finding.status === "not_compared" ? place : -1))
     .filter((place) => place >= 0);
+  const rows = compared ? data.table : [];
+  const rungs = compared ? data.ladder : [];
   const items = [
-    ...data.table
+    ...rows
       .filter((row) => !Object.keys(row.baseline).length)
       .map((row) => say("the row {row}: no values", { row: say(row.name) })),
-    ...data.table
+    ...rows
       .filter((row) => !row.findings.length)
       .map((row) => say("the row {row}: no finding tests it", { row: say(row.name) })),
-    ...data.ladder.filter((rung) => !rung.total).map((rung) => `${rungName(rung.level)}${say(": ")}${say("no finding")}`),
+    ...rungs.filter((rung) => !rung.total).map((rung) => `${rungName(rung.level)}${say(": ")}${say("no finding")}`),
     ...places.map((place) => [rungName(data.findings[place].level), " ", findingSaid(place)]),
   ];
   return items.length
@@ -111,8 +161,8 @@ function rungCells(rung) {
   const strongest = rung.strongest === null ? say("no finding") : findingSaid(rung.strongest);
   return [
     rungName(rung.level),
-    rung.question,
     badge(rung.status),
+    rung.question,
     link(route("findings", "level", rung.level), counts),
     strongest,
   ];
@@ -127,7 +177,12 @@ function findingSaid(place) {
 
 function costCells(cost) {
   const place = data.findings.findIndex((finding) => finding.level === "cost" && finding.where.field === cost.metric);
-  return [...cost.cells, place < 0 ? say("not compared") : findingLink(place, say(cost.status.replace("_", " ")))];
+  const [name, ...values] = cost.cells;
+  return [
+    name,
+    place < 0 ? say("not compared") : findingLink(place, say(cost.status.replace("_", " "))),
+    ...values,
+  ];
 }
 
 function runCells(run) {

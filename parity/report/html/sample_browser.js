@@ -1,6 +1,15 @@
 // One step of a pair: its groups, and the samples of one of them in both arms, side by side.
 
-const samplesState = { pair: data.pairs[0]?.name, step: 0, group: null, slot: null, filter: "", only: false };
+const samplesState = {
+  pair: data.pairs[0]?.name,
+  step: 0,
+  group: null,
+  slot: null,
+  filter: "",
+  only: false,
+  order: "group",
+};
+const SIDES = ["baseline", "experiment"];
 const OPEN_TOKENS = 64;
 const LINKED_STEPS = 60;
 
@@ -69,11 +78,43 @@ function stepControls(pair, last, body) {
       samplesState.filter = text;
       drawStep(body, pair);
     }),
+    choice(say("order"), orders(), samplesState.order, (order) => {
+      samplesState.order = order;
+      drawStep(body, pair);
+    }),
     check(say("only groups that differ or have a finding"), samplesState.only, (on) => {
       samplesState.only = on;
       drawStep(body, pair);
     }),
   );
+}
+
+function orders() {
+  return [
+    ["group", say("by group")],
+    ["reward down", say("highest reward first")],
+    ["reward up", say("lowest reward first")],
+    ["length down", say("longest first")],
+    ["length up", say("shortest first")],
+  ];
+}
+
+// Groups by the mean over both sides' samples; what has none comes last.
+function ordered(groups) {
+  const [name, way] = samplesState.order.split(" ");
+  if (name === "group") return groups;
+  const key = (group) => {
+    const values = SIDES.flatMap((side) => group[side]).map((sample) =>
+      plainNumber(name === "reward" ? sample.reward : (sample.response_length ?? sample.tokens)),
+    );
+    const mean = values.reduce((sum, value) => sum + value, 0) / values.length;
+    return Number.isFinite(mean) ? (way === "up" ? mean : -mean) : Infinity;
+  };
+  return [...groups].sort((one, two) => key(one) - key(two) || one.group - two.group);
+}
+
+function sidesOf(pair) {
+  return SIDES.slice(0, pair.sides);
 }
 
 function stepNotes(pair) {
@@ -125,13 +166,13 @@ async function drawStep(body, pair) {
     body.replaceChildren(el("p", {}, said));
     return;
   }
-  const { groups, cut } = await samplesOf(pair.name, step);
+  const { groups, cut, requests } = await samplesOf(pair.name, step);
   const matches = (group) =>
     [...group.baseline, ...group.experiment].some((sample) =>
       `${promptOf(sample)}\n${sample.text ?? ""}`.includes(text),
     );
   const marked = (group) => differing(group) > 0 || findingsOf(pair, step, group.group).length > 0;
-  const shown = groups.filter((group) => matches(group) && (!only || marked(group)));
+  const shown = ordered(groups.filter((group) => matches(group) && (!only || marked(group))));
   const chosen = groups.find((group) => group.group === samplesState.group) ?? shown[0];
   samplesState.shown = shown.map((group) => group.group);
   samplesState.current = chosen?.group;
@@ -145,6 +186,7 @@ async function drawStep(body, pair) {
     el(
       "div",
       { class: "group" },
+      requestLines(requests, pair),
       chosen ? groupDetail(pair, step, chosen, cut) : el("p", {}, say("No group matches.")),
     ),
   );
@@ -171,14 +213,16 @@ function groupTable(pair, step, groups, chosen) {
         flags(differing(group), findingsOf(pair, step, group.group).length),
       ),
       el("td", { class: "prompt" }, promptOf(group.baseline[0] ?? group.experiment[0]).slice(0, 60)),
-      ["baseline", "experiment"].map((side) => el("td", { class: side }, mean(group[side], "reward"))),
-      ["baseline", "experiment"].map((side) => el("td", { class: side }, mean(group[side], "tokens"))),
+      sidesOf(pair).map((side) => el("td", { class: side }, mean(group[side], "reward"))),
+      sidesOf(pair).map((side) => el("td", { class: side }, mean(group[side], "tokens"))),
     );
   });
-  const head = [say("group"), say("prompt"), say("reward"), "", say("length"), ""];
+  const two = pair.sides > 1;
+  const both = (name) => (two ? [say("{name}, baseline", { name }), say("{name}, experiment", { name })] : [name]);
+  const head = [say("group"), say("prompt"), ...both(say("reward")), ...both(say("length"))];
   return el(
     "div",
-    { class: "scroll" },
+    { class: "scroll", tabindex: 0, role: "region", "aria-label": say("groups") },
     el(
       "table",
       {},
@@ -236,33 +280,29 @@ function groupDetail(pair, step, group, cut) {
       el("p", { class: "note" }, say("Responses are cut after {cut} tokens here; the files have them whole.", { cut })),
     el(
       "div",
-      { class: "sides" },
-      Object.keys(data.designs[pair.design] ?? {}).map((arm, place) =>
-        el("h4", { class: place ? "experiment" : "baseline" }, arm),
+      { class: pair.sides > 1 ? "sides" : "" },
+      sidesOf(pair).map((side, place) =>
+        el("h4", { class: side }, Object.keys(data.designs[pair.design] ?? {})[place] || pair.runs[place] || side),
       ),
-      slots.map((slot) =>
-        ["baseline", "experiment"].map((side) =>
-          sampleCell(
-            group[side].filter((sample) => sample.index === slot),
-            side,
-            slot,
-          ),
-        ),
-      ),
+      slots.map((slot) => {
+        const [own, other] = SIDES.map((side) => group[side].filter((sample) => sample.index === slot));
+        const cells = [sampleCell(own, "baseline", slot, pair.equal ? other[0] : null)];
+        return pair.sides > 1 ? [...cells, sampleCell(other, "experiment", slot, pair.equal ? own[0] : null)] : cells;
+      }),
     ),
   ];
 }
 
-function sampleCell(found, side, slot) {
+function sampleCell(found, side, slot, other) {
   const here = slot === samplesState.slot ? "here" : "";
   return el(
     "div",
     { class: `sample ${side} ${here}`, "data-slot": slot },
-    found.length ? found.map(sampleCard) : say("slot {slot}: not in this arm", { slot }),
+    found.length ? found.map((sample) => sampleCard(sample, other)) : say("slot {slot}: not in this arm", { slot }),
   );
 }
 
-function sampleCard(sample) {
+function sampleCard(sample, other) {
   const facts = [
     [say("finish reason"), sample.finish_reason],
     [say("reward"), number(sample.reward)],
@@ -285,12 +325,12 @@ function sampleCard(sample) {
       : el("pre", { class: "text", dir: "auto", "data-of": "response" }, sample.text, whole ? "" : " …"),
     sample.differs !== null &&
       el("p", {}, badge("fail", say("first differs from the other arm at token {token}", { token: sample.differs }))),
-    tokensOf(sample),
+    tokensOf(sample, other),
     el("small", {}, say("{file}, row {row}", sample)),
   ];
 }
 
-function tokensOf(sample) {
+function tokensOf(sample, other) {
   if (sample.output_ids === null) return el("p", { class: "note" }, say("tokens not recorded"));
   const shown = sample.output_ids.length;
   const count =
@@ -298,13 +338,13 @@ function tokensOf(sample) {
       ? say("first {shown} of {all} tokens, id over log-prob", { shown, all: sample.tokens })
       : say("{all} tokens, id over log-prob", { all: shown });
   const list = el("div", { class: "tokens" });
-  const fill = () => list.childElementCount || list.append(...sample.output_ids.map((id, at) => token(sample, id, at)));
+  const fill = () => list.childElementCount || list.append(...sample.output_ids.map((id, at) => token(sample, id, at, other)));
   const ontoggle = (event) => event.target.open && fill();
   if (shown <= OPEN_TOKENS) fill();
   return el("details", { open: shown <= OPEN_TOKENS, ontoggle }, el("summary", {}, count), list);
 }
 
-function token(sample, id, at) {
+function token(sample, id, at, other) {
   const thousandths = sample.logprobs?.[at];
   const value = typeof thousandths === "number" ? thousandths / 1000 : thousandths;
   const shown = typeof value === "number" ? value.toFixed(3) : (value ?? "–");
@@ -326,7 +366,8 @@ function token(sample, id, at) {
     value: shown,
     trained: trained ? say("trained") : say("masked"),
   });
-  const kind = `token ${likely} ${trained ? "" : "masked"} ${at === sample.differs ? "differs" : ""}`;
+  const unlike = other?.output_ids && other.output_ids[at] !== id;
+  const kind = `token ${likely} ${trained ? "" : "masked"} ${unlike ? "unlike" : ""} ${at === sample.differs ? "differs" : ""}`;
   return el(
     "span",
     { class: kind, title: text === null ? said : `${said}: ${visible(text)}` },

@@ -22,7 +22,8 @@ function arrange(step) {
   const groups = new Map();
   for (const side of ["baseline", "experiment"]) {
     for (const own of step[side]) {
-      const columns = side === "experiment" && step[side].length === 1 ? { ...step.baseline[0], ...own } : own;
+      const alone = step.baseline.length === 1 && step.experiment.length === 1;
+      const columns = side === "experiment" && alone ? { ...step.baseline[0], ...own } : own;
       let prompt, promptIds;
       columns.row.forEach((row, at) => {
         prompt = columns.prompt[at] === 0 ? prompt : columns.prompt[at];
@@ -37,5 +38,5 @@ function arrange(step) {
       });
     }
   }
-  return { cut: step.cut, groups: [...groups.values()].sort((one, two) => one.group - two.group) };
+  return { cut: step.cut, requests: step.requests, groups: [...groups.values()].sort((one, two) => one.group - two.group) };
 }

@@ -23,7 +23,7 @@ function timeline() {
       { class: "note" },
       say("from {from} on, {seconds} s", { from: clock(ends[0]), seconds: number(Math.round(ends[1] - ends[0])) }),
     ),
-    el("div", { class: "scroll" }, lanesChart(lanes, ends)),
+    el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": say("Events") }, lanesChart(lanes, ends)),
     el(
       "p",
       { class: "note" },
