@@ -7,17 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import click
-import orjson
 from rich.console import Console
 
 from parity.cli.parsing import Command
-from parity.cli.shared import counting, write_file
+from parity.cli.shared import command_line, counting, in_github, print_json, tell_github, write_file
+from parity.errors import UsageError
 
 CHECK_EXAMPLES = """\b
 Examples:
   parity check dumps/rollout_data --group-size 8 --temperature 1
   parity check run.samples.jsonl.gz run.exchanges.jsonl.gz --max-new-tokens 4096 --stop-token-ids 151645
   parity check relax-results/train --group-size 8 --reward my_task.py:reward --junit parity.xml
+  parity check rollout_data --group-size 8 --require output_count slot_index --html samples.html
+  parity check before/ after/ --html side-by-side.html
   parity check parity-out/20260101-120000
   parity check http://127.0.0.1:30000
 """
@@ -53,12 +55,27 @@ CHECK_EXIT_HELP = "Exit code: 0 passed, 1 failed, 2 wrong input (or a file could
 @click.option(
     "--partial-rollout", is_flag=True, help="A response may go on after a weight update, as in partial rollout."
 )
+@click.option(
+    "--require",
+    "required",
+    multiple=True,
+    metavar="CHECK…",
+    help="Fail where a check could not be compared; all stands for every one (docs/reference/checks.md).",
+)
 @click.option("--destructive", is_flag=True, help="With a URL: also send what is known to end some servers.")
 @click.option("--control", is_flag=True, help="With a URL: also update weights, abort and pause, which others notice.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on standard output.")
 @click.option("--junit", type=click.Path(path_type=Path, dir_okay=False), help="Write the result as JUnit XML too.")
+@click.option(
+    "--html",
+    "page",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write a page of the samples too: steps, groups, tokens; two data sets side by side.",
+)
 @click.option("--quiet", is_flag=True, help="Print only the verdict.")
-def check(sources: tuple[str, ...], as_json: bool, junit: Path | None, quiet: bool, **asked: Any) -> None:
+def check(
+    sources: tuple[str, ...], as_json: bool, junit: Path | None, page: Path | None, quiet: bool, **asked: Any
+) -> None:
     """Holds dumps, recordings or a live engine to the contract.
 
     A PATH is a file or a directory of them. What is at a path is recognised by its content: dumps of slime, Miles and
@@ -70,15 +87,27 @@ def check(sources: tuple[str, ...], as_json: bool, junit: Path | None, quiet: bo
     from parity.report.checks import headline, print_checks
     from parity.report.junit import render_findings
 
+    if page and sources[0].startswith(("http://", "https://")):
+        raise UsageError("--html shows samples of dumps; a URL has none")
     console = Console(stderr=as_json, highlight=False)
     with counting(quiet) as watcher:
         result = check_sources(sources, watcher=watcher, **asked)
     if junit:
-        write_file(junit, render_findings(f"parity check: {result.verdict.value}", result.findings))
+        write_file(junit, render_findings(f"parity check: {headline(result)}", result.findings))
+    if page:
+        from parity.commands.check_page import page_of
+
+        write_file(page, page_of(sources, asked["group_size"], result, command_line()))
+    if in_github():
+        from parity.commands.check_page import report_of
+
+        tell_github(report_of(result, command_line()))
     if as_json:
-        sys.stdout.buffer.write(orjson.dumps(result.to_json(), option=orjson.OPT_INDENT_2) + b"\n")
+        print_json(result.to_json())
     elif quiet:
         console.print(headline(result), markup=False)
     else:
         print_checks(result, console)
+        for path in filter(None, (junit, page)):
+            console.print(f"written: {path}", style="dim", markup=False)
     sys.exit(result.exit_code)

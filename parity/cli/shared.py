@@ -141,6 +141,11 @@ def written(files: Sequence[Path], say: Say) -> str:
     return say("written to {directory}: {names}", directory=files[0].parent, names=say(", ").join([*names, *more]))
 
 
+def in_github() -> bool:
+    """Whether GitHub Actions is there to be told something."""
+    return os.environ.get("GITHUB_ACTIONS") == "true" or bool(os.environ.get("GITHUB_STEP_SUMMARY"))
+
+
 def tell_github(report: Report, language: Language = "en") -> None:
     """In GitHub Actions: annotations, and the report as the step's summary; the verdict stands without either."""
     from parity.report import github

@@ -19,6 +19,7 @@ from typing import Any
 import pyarrow as pa
 
 from parity.contract_checks import (
+    CHECKS,
     GAP_CHECKS,
     AdvantageFormula,
     Rules,
@@ -28,8 +29,8 @@ from parity.contract_checks import (
     check_run_curves,
     samples_of,
 )
-from parity.errors import InputError, UsageError
-from parity.findings import Finding, Severity, quantity
+from parity.errors import InputError, UsageError, did_you_mean
+from parity.findings import Finding, Level, Message, Severity, Status, quantity
 from parity.records.exchanges import Exchange
 from parity.records.samples import Rollout, Sample
 from parity.report.checks import CheckResult
@@ -98,11 +99,14 @@ def check_sources(
     reward: str | None = None,
     advantage: AdvantageFormula | None = None,
     partial_rollout: bool = False,
+    required: Sequence[str] = (),
     destructive: bool = False,
     control: bool = False,
     watcher: Watcher = _silent,
 ) -> CheckResult:
     """Checks what lies at paths, or the engine at one URL, as the command's options say.
+
+    A check that is `required` fails where it could not be compared; ``all`` stands for every check that is made.
 
     Raises:
         InputError: As `check_paths`.
@@ -112,7 +116,7 @@ def check_sources(
     """
     if any(source.startswith(("http://", "https://")) for source in sources):
         numbers = (group_size, max_new_tokens, context_length, vocab_size, temperature, reward, advantage)
-        others = (stop_token_ids, stop_strings, media_placeholders, partial_rollout)
+        others = (stop_token_ids, stop_strings, media_placeholders, partial_rollout, required)
         if len(sources) > 1 or any(others) or any(option is not None for option in numbers):
             raise UsageError("a URL is checked alone, and without options about recorded rollouts")
         from parity.conformance import check_engine
@@ -124,6 +128,7 @@ def check_sources(
             raise UsageError(f"{source}: no such file; an engine is named by its URL: http://{source}")
     if destructive or control:
         raise UsageError("--destructive and --control are about a live engine, at a URL")
+    check_required(required)
     rules = Rules(
         group_size=group_size,
         max_new_tokens=max_new_tokens,
@@ -137,7 +142,39 @@ def check_sources(
         advantage=advantage,
         partial_versions=partial_rollout,
     )
-    return check_paths([Path(source) for source in sources], rules, watcher)
+    result = check_paths([Path(source) for source in sources], rules, watcher)
+    return replace(result, findings=tuple(_require(result.findings, required)))
+
+
+ALL = "all"
+
+
+def check_required(names: Sequence[str]) -> None:
+    """Refuses a required check that there is not.
+
+    Raises:
+        UsageError: One is unknown.
+    """
+    known = [ALL, *(check.name for check in CHECKS)]
+    for name in names:
+        if name not in known:
+            raise UsageError(
+                f"--require {name}: no such check{did_you_mean(name, known)}; docs/reference/checks.md has all"
+            )
+
+
+def _require(findings: Sequence[Finding], required: Sequence[str]) -> Iterator[Finding]:
+    """The findings; a required check that compared nothing fails, and so does one that was not made."""
+    compared = {finding.check for finding in findings if finding.status is not Status.NOT_COMPARED}
+    names = dict.fromkeys(finding.check for finding in findings if ALL in required) or dict.fromkeys(required)
+    for finding in findings:
+        if finding.check in names and finding.check not in compared:
+            message = Message("required, but {reason}", reason=finding.message)
+            finding = replace(finding, status=Status.FAIL, severity=Severity.ERROR, message=message)
+        yield finding
+    for name in names.keys() - {finding.check for finding in findings}:
+        message = Message("required, but nothing that was read can be held to it")
+        yield Finding(name, Level.CONTRACT, Status.FAIL, message)
 
 
 def check_paths(paths: Sequence[Path], rules: Rules, watcher: Watcher = _silent) -> CheckResult:
@@ -157,8 +194,8 @@ def check_paths(paths: Sequence[Path], rules: Rules, watcher: Watcher = _silent)
     checked = [source for source in found.sources if source.samples or source.exchanges]
     of_curves = [source for source in found.sources if source.runs]
     reading = _Reading(len(checked) + len(of_curves), watcher, list(found.omissions))
-    datasets = _datasets(checked)
-    names = _names([directory for directory, _ in datasets])
+    datasets = datasets_of(checked)
+    names = names_of([directory for directory, _ in datasets])
     findings: list[Finding] = []
     for name, (_, sources) in zip(names, datasets, strict=True):
         own = _findings(sources, rules, reading)
@@ -191,7 +228,7 @@ def _curve_findings(sources: Sequence[Source], reading: _Reading) -> list[Findin
     ]
 
 
-def _datasets(sources: Iterable[Source]) -> list[tuple[Path, list[Source]]]:
+def datasets_of(sources: Iterable[Source]) -> list[tuple[Path, list[Source]]]:
     """Sources by directory and format of samples; exchanges go with the samples beside them, if of one format."""
     datasets: dict[tuple[Path, str], list[Source]] = {}
     exchanges: dict[Path, list[Source]] = {}
@@ -207,7 +244,7 @@ def _datasets(sources: Iterable[Source]) -> list[tuple[Path, list[Source]]]:
     return [(directory, own) for (directory, _), own in datasets.items()]
 
 
-def _names(directories: Sequence[Path]) -> list[str]:
+def names_of(directories: Sequence[Path]) -> list[str]:
     """Names of data sets: the parts of their paths in which they differ, numbered where that does not suffice."""
     shared = 0
     for parts in zip(*(directory.parts for directory in directories), strict=False):

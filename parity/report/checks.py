@@ -95,9 +95,10 @@ def print_checks(result: CheckResult, console: Console) -> None:
 
 def _cases(findings: Sequence[Finding]) -> str:
     """The first cases of a check, a line each."""
-    found = [finding for finding in findings if finding.status in (Status.FAIL, Status.INCONCLUSIVE)]
+    broken = [finding for finding in findings if finding.status in (Status.FAIL, Status.INCONCLUSIVE)]
     lines = [
-        one_line(f"{finding.where}: {finding.message.rpartition(' (')[0] or finding.message}") for finding in found
+        one_line(": ".join(filter(None, (str(finding.where), finding.message.rpartition(" (")[0] or finding.message))))
+        for finding in broken
     ]
     more = [f"and {len(lines) - CASES_SHOWN} more in --json"] if len(lines) > CASES_SHOWN else []
     return "\n".join([*lines[:CASES_SHOWN], *more])

@@ -109,11 +109,23 @@ def _is_checkpoints(path: Path) -> bool:
     return path.name == "checkpoints" and (path.parent / "metrics.jsonl").exists()
 
 
+_RECORDS = (EXPERIMENT_FILE, "sampling.json", "run.json", "events.jsonl")
+"""Files of an experiment besides its samples, exchanges and curves."""
+
+
+def _is_of_experiment(file: Path) -> bool:
+    """Whether a file lies in an experiment, or in one of its runs."""
+    directories = (file.parent, file.parent.parent.parent)
+    return any((path / name).exists() for path in directories for name in (EXPERIMENT_FILE, "sampling.json"))
+
+
 def _reason_to_leave(file: Path, directory: Path, finished_steps: Callable[[Path], int]) -> str | None:
     if not file.is_file():
         return "a link or no file; name it itself to check it"
     if file.stem.startswith("eval_") or "eval" in file.relative_to(directory).parts[:-1]:
         return "an evaluation; name the file itself to check it"
+    if file.name in _RECORDS and _is_of_experiment(file):
+        return "a record of parity itself, which `parity report` reads"
     run = file.parent.parent
     if file.parent.name in _PARTS_OF_A_RUN and (run.parent.parent / EXPERIMENT_FILE).exists():
         step = "".join(filter(str.isdecimal, file.name.partition(".")[0]))

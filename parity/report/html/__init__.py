@@ -18,13 +18,13 @@ from parity.contract_checks import CHECKS
 from parity.metrics import RunCurves
 from parity.report import data, text
 from parity.report.document import Report
-from parity.report.html.evidence import PageEvidence, gather
+from parity.report.html.evidence import PageEvidence, PairOfRuns, SampleRows, gather, pack
 from parity.report.plots import BAND_LEVEL, COST_PANELS, CURVE_PANELS, RUNS_FOR_BAND
 from parity.report.sentences import in_language
 from parity.report.sources import source
 from parity.report.words import TERMS, UNITS, Language, Say, speaker
 
-__all__ = ["PageEvidence", "gather", "render"]
+__all__ = ["PageEvidence", "PairOfRuns", "SampleRows", "gather", "pack", "render"]
 
 SCRIPTS = (
     "dom",

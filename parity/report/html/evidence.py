@@ -135,7 +135,8 @@ def pack(report: Report, pairs: Sequence[PairOfRuns], limit: int = LIMIT) -> dic
         room -= len(content)
         if room < 0:
             break
-        packed[pair.name, step] = content
+        if content:
+            packed[pair.name, step] = content
     return packed
 
 
@@ -195,7 +196,10 @@ def _by_importance(report: Report, pairs: Sequence[PairOfRuns]) -> list[tuple[Pa
 
 
 def _pack(pair: PairOfRuns, step: int) -> str:
+    """The samples and requests of a step; empty where there are no samples."""
     parts = [list(pair.samples(side, step)) for side in range(2)]
+    if not any(parts):
+        return ""
     differs = _first_differences(parts) if pair.equal and pair.sides == 2 else {}
     requests = [[_request(exchange) for exchange in pair.requests(side, step)] for side in range(2)]
     content = ""

@@ -18,7 +18,7 @@ function overview() {
     ...(compared ? comparison() : []),
     el("h2", {}, say("What was not compared")),
     notCompared(),
-    data.runs.length > 0 && [
+    compared && data.runs.length > 0 && [
       el("h2", {}, say("How each run ended")),
       table(data.outcome_columns, data.runs.map(runCells), "runs"),
     ],

@@ -28,14 +28,14 @@ function provenance() {
   const versions = Object.entries(source.versions).map(([name, version]) => [say("version"), `${name} ${version}`]);
   return [
     el("h2", {}, say("How to reproduce")),
-    el("pre", { class: "text" }, source.commands.join("\n") || say("not recorded")),
+    el("pre", { class: "text", tabindex: 0 }, source.commands.join("\n") || say("not recorded")),
     table([say("what"), say("value")], [...facts, ...counted, ...versions]),
     el("h3", {}, say("Samples in this file")),
     data.pairs.length
       ? table([say("pair"), say("steps with samples"), say("in this file")], data.pairs.map(heldCells))
       : el("p", {}, say("none")),
     el("h3", {}, say("Configuration")),
-    el("pre", { class: "text" }, JSON.stringify(source.config, null, 1)),
+    el("pre", { class: "text", tabindex: 0 }, JSON.stringify(source.config, null, 1)),
   ];
 }
 

@@ -269,7 +269,7 @@ function groupDetail(pair, step, group, cut) {
   return [
     el("h3", {}, say("step {step}, group {group}", { step, group: group.group })),
     prompts.length > 1 && el("p", {}, badge("fail", say("the arms' prompts differ"))),
-    prompts.map((prompt) => el("pre", { class: "text", dir: "auto", "data-of": "prompt" }, prompt)),
+    prompts.map((prompt) => el("pre", { class: "text", dir: "auto", tabindex: 0, "data-of": "prompt" }, prompt)),
     found.length > 0 &&
       el(
         "ul",
@@ -282,7 +282,7 @@ function groupDetail(pair, step, group, cut) {
       "div",
       { class: pair.sides > 1 ? "sides" : "" },
       sidesOf(pair).map((side, place) =>
-        el("h4", { class: side }, Object.keys(data.designs[pair.design] ?? {})[place] || pair.runs[place] || side),
+        el("h4", { class: side }, pair.sides > 1 ? Object.keys(data.designs[pair.design] ?? {})[place] : pair.runs[0]),
       ),
       slots.map((slot) => {
         const [own, other] = SIDES.map((side) => group[side].filter((sample) => sample.index === slot));
@@ -322,7 +322,7 @@ function sampleCard(sample, other) {
     ),
     sample.text === null
       ? el("p", { class: "note" }, say("text not recorded"))
-      : el("pre", { class: "text", dir: "auto", "data-of": "response" }, sample.text, whole ? "" : " …"),
+      : el("pre", { class: "text", dir: "auto", tabindex: 0, "data-of": "response" }, sample.text, whole ? "" : " …"),
     sample.differs !== null &&
       el("p", {}, badge("fail", say("first differs from the other arm at token {token}", { token: sample.differs }))),
     tokensOf(sample, other),
@@ -337,7 +337,7 @@ function tokensOf(sample, other) {
     shown < sample.tokens
       ? say("first {shown} of {all} tokens, id over log-prob", { shown, all: sample.tokens })
       : say("{all} tokens, id over log-prob", { all: shown });
-  const list = el("div", { class: "tokens" });
+  const list = el("div", { class: "tokens", tabindex: 0, role: "region", "aria-label": say("tokens") });
   const fill = () => list.childElementCount || list.append(...sample.output_ids.map((id, at) => token(sample, id, at, other)));
   const ontoggle = (event) => event.target.open && fill();
   if (shown <= OPEN_TOKENS) fill();
