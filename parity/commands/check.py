@@ -32,11 +32,11 @@ from parity.contract_checks import (
 from parity.errors import InputError, UsageError, did_you_mean
 from parity.findings import Finding, Level, Message, Severity, Status, quantity
 from parity.records.exchanges import Exchange
+from parity.records.json_lines import in_batches
 from parity.records.samples import Rollout, Sample
 from parity.report.checks import CheckResult
 from parity.sources.directories import Omission, dataset_of, find_sources, omission
 from parity.sources.dumps.rows import rollout_of
-from parity.sources.json_lines import in_batches
 from parity.sources.registry import Source
 
 _OUTPUTS_AT_A_TIME = 2_048

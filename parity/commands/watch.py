@@ -19,12 +19,12 @@ from parity.errors import InputError
 from parity.findings import Finding, Level, Status, Verdict, judge, quantity
 from parity.records.exchanges import Exchange
 from parity.records.experiment import ExperimentConfig
+from parity.records.json_lines import read_appended
 from parity.records.samples import Rollout
 from parity.records.store import EXPERIMENT_FILE, read_experiment, run_store
 from parity.report.checks import CheckResult
 from parity.report.watch import WatchResult
 from parity.sources.dumps.sample_lines import samples_of_lines
-from parity.sources.json_lines import read_appended
 from parity.stats import DrawnGroup, GroupBounds, Trajectory, drawn_groups, margins_in_run, trajectory_findings
 
 POLL_SECONDS = 1.0

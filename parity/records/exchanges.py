@@ -7,14 +7,13 @@ prompt-major: for prompts p1, p2 and n = 2 the order is p1 p1 p2 p2 (`tokenizer_
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from parity.budgets import check_regular, decode_json
 from parity.errors import InputError
+from parity.records.json_lines import read_lines
 
 MEDIA_FIELDS = ("image_data", "video_data", "audio_data")
 """Fields of a request that hold media."""
@@ -112,52 +111,6 @@ _FIELD_TYPES: dict[str, type | tuple[type, ...]] = {
 }
 
 
-_NO_BRACES, _NO_ESCAPES = (bytes(set(range(256)) - set(kept)) for kept in (b"{}", b"\\\0\1"))
-
-
-def repeated_name(content: bytes) -> str | None:
-    """The first name that stands twice in one object of valid JSON, of whose values parsers keep one without a word.
-
-    None where no object has one.
-    """
-    # What is escaped becomes a byte that no JSON holds, so that quotes part what is in strings from what is outside.
-    parts = content.replace(b"\\\\", b"\0").replace(b'\\"', b"\1").split(b'"')
-    outside, inside = parts[::2], parts[1::2]
-    places = [place for place, after in enumerate(outside[1:]) if after.lstrip().startswith(b":")]
-    names = [_unescaped(inside[place]) for place in places]
-    if len(set(names)) == len(names):
-        return None
-    objects: list[set[bytes]] = []
-    for name, start, end in zip(names, [0, *(place + 1 for place in places)], places, strict=False):
-        for brace in b"".join(outside[start : end + 1]).translate(None, _NO_BRACES):
-            if brace == ord("{"):
-                objects.append(set())
-            else:
-                objects.pop()
-        if name in objects[-1]:
-            return name.decode(errors="replace")
-        objects[-1].add(name)
-    return None
-
-
-def _unescaped(text: bytes) -> bytes:
-    """A name of JSON without its escapes, of which some are those of `repeated_name`."""
-    if not text.translate(None, _NO_ESCAPES):
-        return text
-    said: str = json.loads(b'"%b"' % text.replace(b"\1", b'\\"').replace(b"\0", b"\\\\"))
-    return said.encode(errors="surrogatepass")
-
-
-def refuse_repeated_names(line: bytes, place: str) -> None:
-    """Holds a line of valid JSON to objects that say each thing once.
-
-    Raises:
-        InputError: A name stands twice in an object; which of its values holds, nobody can tell.
-    """
-    if (name := repeated_name(line)) is not None:
-        raise InputError(f"{place}: field {name!r} stands twice in one object")
-
-
 def output_id(answer: Any) -> str | None:
     """The id of an answer's first output, or of an output; None where it has none."""
     item = answer[0] if isinstance(answer, list) and answer else answer
@@ -167,21 +120,12 @@ def output_id(answer: Any) -> str | None:
 
 
 def read_exchanges(path: Path) -> Iterator[Exchange]:
-    """Reads a plain ``*.exchanges.jsonl`` line by line.
+    """The exchanges of a ``*.exchanges.jsonl``, plain or compressed, one at a time.
 
     Raises:
         InputError: The file cannot be opened, or a line is no exchange; the message names file and line.
     """
-    check_regular(path)
-    try:
-        with path.open("rb") as lines:
-            for number, line in enumerate(lines, start=1):
-                place = f"{path}:{number}"
-                row = decode_json(line, place)
-                refuse_repeated_names(line, place)
-                yield Exchange.from_json(row, place)
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror or error}") from error
+    return (Exchange.from_json(row, place) for place, row in read_lines(path))
 
 
 def prompt_key(exchange: Exchange, number: int) -> str:

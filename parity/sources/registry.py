@@ -16,14 +16,14 @@ import pyarrow.parquet as pq
 from parity.budgets import exceeded, limited_memory, within_memory
 from parity.errors import InputError, NotRecognised, OverBudget, UsageError
 from parity.metrics import curves_of_points
-from parity.records.exchanges import Exchange
+from parity.records.exchanges import Exchange, read_exchanges
+from parity.records.json_lines import compression_of, open_plain, read_lines
 from parity.records.samples import Rollout
 from parity.sources.curves import clearml, documents, experiments, logs, metric_lines, tables, tensorboard, wandb
 from parity.sources.curves.names import Names
 from parity.sources.curves.recorded_runs import RecordedCurves, RecordedRun
 from parity.sources.dumps import dumps, miles, relax, sample_lines, verl
 from parity.sources.dumps.rows import DAMAGED_TABLE
-from parity.sources.json_lines import compression_of, open_plain, read_lines
 
 SampleReader = Callable[[Path, int | None], Iterator[Rollout]]
 RunReader = Callable[[Path], list[RecordedCurves]]
@@ -60,7 +60,7 @@ TABLES: tuple[tuple[Callable[[list[str]], bool], Format], ...] = (
 )
 
 LINES: tuple[tuple[Callable[[dict[str, Any]], bool], Format], ...] = (
-    (sample_lines.is_exchange, Format("exchanges (JSON lines)", exchanges=sample_lines.read_exchange_lines)),
+    (sample_lines.is_exchange, Format("exchanges (JSON lines)", exchanges=read_exchanges)),
     (sample_lines.is_sample, Format("samples (JSON lines)", samples=sample_lines.read_sample_lines)),
     (relax.is_relax_result, Format("Relax rollout results", samples=relax.read_relax_result)),
     (verl.is_verl_rollout, Format("verl rollout data", samples=verl.read_verl_rollout)),

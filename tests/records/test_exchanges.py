@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from parity.errors import InputError
-from parity.records.exchanges import read_exchanges, repeated_name
+from parity.records.exchanges import read_exchanges
+from parity.records.json_lines import repeated_name
 
 GOLDEN = Path(__file__).parents[1] / "data" / "sglang-0.5.23-cpu.exchanges.jsonl"
 

@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from parity.errors import InputError
+from parity.records.json_lines import read_lines
 from parity.sources.dumps.rows import DAMAGED_TABLE
-from parity.sources.json_lines import read_lines
 
 KEYS = ("prompt", "input_ids", "text")
 """Where a prompt is looked for if no key is given."""

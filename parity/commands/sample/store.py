@@ -20,11 +20,11 @@ from typing import Any
 import orjson
 
 from parity.errors import UsageError
-from parity.records.exchanges import Exchange
+from parity.records.exchanges import Exchange, read_exchanges
 from parity.records.samples import Rollout, Sample
 from parity.records.sampling import BLOCK, SamplingConfig
 from parity.records.store import read_json, write_atomically
-from parity.sources.dumps.sample_lines import read_exchange_lines, read_sample_lines
+from parity.sources.dumps.sample_lines import read_sample_lines
 
 FILE = "sampling.json"
 
@@ -92,7 +92,7 @@ class SamplingStore:
             InputError: A line is damaged.
         """
         path = self._file(arm, "exchanges")
-        return read_exchange_lines(path) if path.exists() else iter(())
+        return read_exchanges(path) if path.exists() else iter(())
 
     def _file(self, arm: str, kind: str) -> Path:
         return self.path / "runs" / f"{arm}-seed{self.config.seed}" / f"groups.{kind}.jsonl"

@@ -16,8 +16,8 @@ from typing import IO, Any
 from parity.budgets import check_elements, check_unpacked
 from parity.errors import InputError, UsageError, install_hint
 from parity.metrics import Point
+from parity.records.json_lines import LONGEST_LINE
 from parity.sources.curves.recorded_runs import LARGEST_STEP, RecordedCurves, number, sentences
-from parity.sources.json_lines import LONGEST_LINE
 
 FORMAT = "ClearML"
 TASK_FILE, METRICS_FILE = "task.json", "metrics.jsonl"

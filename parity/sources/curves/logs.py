@@ -19,8 +19,8 @@ from pathlib import Path
 
 from parity.errors import InputError
 from parity.metrics import Point
+from parity.records.json_lines import open_plain
 from parity.sources.curves.recorded_runs import COUNTERS, RecordedCurves, number, sentences, step_of
-from parity.sources.json_lines import open_plain
 
 LONGEST_LINE = 1 << 20
 MOST_LINES = 500

@@ -9,9 +9,9 @@ from typing import Any
 
 from parity.errors import CutOff, InputError
 from parity.metrics import Point
+from parity.records.json_lines import read_lines
 from parity.sources.curves.recorded_runs import RecordedCurves, points_of, sentences
 from parity.sources.dumps.miles import is_event
-from parity.sources.json_lines import read_lines
 
 Row = Mapping[str, Any]
 

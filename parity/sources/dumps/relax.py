@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from parity.errors import InputError
+from parity.records.json_lines import read_lines
 from parity.records.samples import Rollout
 from parity.sources.dumps.rows import FINISH_REASON_OF_STATUS, groups_and_slots, rollout_of, step_in_name, whole
-from parity.sources.json_lines import read_lines
 
 _COLUMN_OF_FIELD = {
     "response_token_ids": "output_ids",

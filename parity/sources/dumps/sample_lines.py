@@ -11,10 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from parity.errors import InputError
-from parity.records.exchanges import Exchange
+from parity.records.json_lines import in_batches, read_lines
 from parity.records.samples import SCHEMA, Rollout
 from parity.sources.dumps.rows import DAMAGED_TABLE, TRUTH_VALUES, rollout_of
-from parity.sources.json_lines import in_batches, read_lines
 
 _ROWS_AT_A_TIME = 2_048
 
@@ -98,12 +97,3 @@ def samples_of_lines(lines: Sequence[tuple[str, dict[str, Any]]]) -> Rollout:
 def is_exchange(row: dict[str, Any]) -> bool:
     """Whether a line is an exchange."""
     return {"request", "status", "response"} <= row.keys()
-
-
-def read_exchange_lines(path: Path) -> Iterator[Exchange]:
-    """The exchanges of a ``*.exchanges.jsonl``, one at a time.
-
-    Raises:
-        InputError: A line is damaged or no exchange.
-    """
-    return (Exchange.from_json(row, place) for place, row in read_lines(path))

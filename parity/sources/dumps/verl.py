@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from parity.errors import InputError
+from parity.records.json_lines import read_lines
 from parity.records.samples import Rollout
 from parity.sources.dumps.rows import rollout_of, step_in_name, whole
-from parity.sources.json_lines import read_lines
 
 _READ = {"input", "output", "score", "step"}
 

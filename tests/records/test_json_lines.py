@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from parity.errors import InputError
-from parity.sources import json_lines
-from parity.sources.json_lines import read_lines
+from parity.records import json_lines
+from parity.records.json_lines import read_lines
 
 ROWS: list[dict[str, Any]] = [{"row": number, "text": "é" * number} for number in range(500)]
 CONTENT = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in ROWS).encode()

@@ -14,7 +14,6 @@ import pyarrow as pa
 
 from parity.budgets import check_elements, check_regular
 from parity.errors import CutOff, InputError
-from parity.records.exchanges import refuse_repeated_names
 
 LONGEST_LINE = 1 << 28
 """Bytes of the longest line that is read: some 7 million tokens with their log-probs."""
@@ -128,3 +127,49 @@ def in_batches(rows: Iterable[Any], size: int) -> Iterator[list[Any]]:
         raise
     if batch:
         yield batch
+
+
+_NO_BRACES, _NO_ESCAPES = (bytes(set(range(256)) - set(kept)) for kept in (b"{}", b"\\\0\1"))
+
+
+def repeated_name(content: bytes) -> str | None:
+    """The first name that stands twice in one object of valid JSON, of whose values parsers keep one without a word.
+
+    None where no object has one.
+    """
+    # What is escaped becomes a byte that no JSON holds, so that quotes part what is in strings from what is outside.
+    parts = content.replace(b"\\\\", b"\0").replace(b'\\"', b"\1").split(b'"')
+    outside, inside = parts[::2], parts[1::2]
+    places = [place for place, after in enumerate(outside[1:]) if after.lstrip().startswith(b":")]
+    names = [_unescaped(inside[place]) for place in places]
+    if len(set(names)) == len(names):
+        return None
+    objects: list[set[bytes]] = []
+    for name, start, end in zip(names, [0, *(place + 1 for place in places)], places, strict=False):
+        for brace in b"".join(outside[start : end + 1]).translate(None, _NO_BRACES):
+            if brace == ord("{"):
+                objects.append(set())
+            else:
+                objects.pop()
+        if name in objects[-1]:
+            return name.decode(errors="replace")
+        objects[-1].add(name)
+    return None
+
+
+def _unescaped(text: bytes) -> bytes:
+    """A name of JSON without its escapes, of which some are those of `repeated_name`."""
+    if not text.translate(None, _NO_ESCAPES):
+        return text
+    plain: str = json.loads(b'"%b"' % text.replace(b"\1", b'\\"').replace(b"\0", b"\\\\"))
+    return plain.encode(errors="surrogatepass")
+
+
+def refuse_repeated_names(line: bytes, place: str) -> None:
+    """Holds a line of valid JSON to objects that say each thing once.
+
+    Raises:
+        InputError: A name stands twice in an object; which of its values holds, nobody can tell.
+    """
+    if (name := repeated_name(line)) is not None:
+        raise InputError(f"{place}: field {name!r} stands twice in one object")
