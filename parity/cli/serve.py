@@ -42,4 +42,5 @@ def serve(model_path: Path | None, task: str, host: str, port: int) -> None:
 
         model_path = prepare_policy(get_task(task), cache_directory(), partial(click.echo, err=True))
     arguments = ["--model-path", str(model_path), "--host", host, "--port", str(port)]
-    os.execv(sys.executable, [sys.executable, "-m", "parity.engines.embedded", *arguments])
+    safe = ["-P"] if sys.version_info >= (3, 11) else []  # a folder named parity in the working directory is another
+    os.execv(sys.executable, [sys.executable, *safe, "-m", "parity.engines.embedded", *arguments])

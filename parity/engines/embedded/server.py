@@ -260,6 +260,7 @@ def build_app(engine: ServedModel) -> web.Application:
         ("/get_model_info", face.model_info),
         ("/server_info", face.server_info),
         ("/get_server_info", face.server_info),
+        ("/workers", face.workers),
         ("/v1/loads", face.loads),
         ("/weights_checker", face.weights_checker),
         ("/metrics", face.metrics),
@@ -403,6 +404,10 @@ class _Face:
                 "architectures": engine.model.whole_config.architectures,
             }
         )
+
+    async def workers(self, request: web.Request) -> web.StreamResponse:
+        """What a router says of its workers, so that a host can be tried without one."""
+        return _json({"workers": [{"url": f"http://{request.host}", "is_healthy": True}], "total": 1})
 
     async def server_info(self, _: web.Request) -> web.Response:
         engine = self._engine

@@ -313,6 +313,11 @@ def test_a_batch_with_one_bad_item_runs_nothing(engine_url, ask):
     assert generated(ask, engine_url) == before
 
 
+def test_it_names_itself_as_a_router_names_its_workers(engine_url, ask):
+    status, body = ask(engine_url, "/workers")
+    assert (status, [worker["url"] for worker in body["workers"]]) == (200, [engine_url])
+
+
 def test_information_and_metrics(engine_url, ask, tiny_checkpoint):
     info = ask(engine_url, "/server_info")[1]
     assert (info["engine"], info["deterministic"], info["seed_per_slot"]) == ("parity-embedded", True, True)
