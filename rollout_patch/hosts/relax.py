@@ -20,7 +20,7 @@ from typing import Any
 from rollout_patch.hosts.calls import RolloutCalls, Way, flag_conditions, sample_conditions
 from rollout_patch.hosts.guard import Used, check_host
 from rollout_patch.hosts.meeting import errors_as_raised, once_a_group, post_function, sample_function
-from rollout_patch.hosts.options import allows_unknown_host, refuse_unknown_variables, switched_on
+from rollout_patch.hosts.options import allows_unknown_host, read_options, refuse_unknown_variables, switched_on
 from rollout_patch.hosts.samples import replaced
 from rollout_patch.media import digest
 
@@ -161,3 +161,4 @@ if __name__ == "__main__":
         sys.exit(f"Error: {error}")
 elif "relax" in sys.modules:  # loaded by Relax itself, at its start: what does not fit is said now
     check_host("relax", uses(), allow_unknown=None)
+    read_options(None, os.environ)

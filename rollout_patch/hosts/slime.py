@@ -7,13 +7,14 @@ stays as it is. Read with slime of August 2026 (`slime/rollout/sglang_rollout.py
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from typing import Any
 
 from rollout_patch.hosts.calls import RolloutCalls, Way, flag_conditions, sample_conditions
 from rollout_patch.hosts.guard import Used, check_host
 from rollout_patch.hosts.meeting import errors_as_raised, once_a_group, post_function, sample_function
-from rollout_patch.hosts.options import allows_unknown_host
+from rollout_patch.hosts.options import allows_unknown_host, read_options
 from rollout_patch.hosts.samples import replaced
 from rollout_patch.media import digest
 
@@ -84,3 +85,4 @@ def conditions_of(args: Any) -> list[str]:
 
 if "slime" in sys.modules:  # loaded by slime itself, at its start: what does not fit is said now
     check_host("slime", uses(), allow_unknown=None)
+    read_options(None, os.environ)
