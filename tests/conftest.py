@@ -8,12 +8,14 @@ import random
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
-from small_experiment import Parity
+from small_experiment import Here, Parity, command
 
+from parity.engines import EngineProcess, open_engine
 from parity.faults.clean import clean_exchanges
 from parity.records.exchanges import Exchange
 from parity.records.samples import Sample
@@ -111,18 +113,23 @@ def parity_reward() -> Callable[[Sample], float]:
 @pytest.fixture(scope="session")
 def policy_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A warm-started policy, trained once for all tests that run experiments, in whichever process they are."""
+    base = tmp_path_factory.getbasetemp()
+    cache = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "policies"
+    _warm(cache)
+    return cache
+
+
+def _warm(cache: Path) -> Path:
+    """The policy of the cache, which the first to ask for it trains."""
     from parity.trainer.tasks import get_task
     from parity.trainer.warm_start import warm_start
 
-    base = tmp_path_factory.getbasetemp()
-    cache = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "policies"
-    warm_start(get_task("arithmetic"), cache)
-    return cache
+    return warm_start(get_task("arithmetic"), cache)
 
 
 @pytest.fixture(scope="session")
 def parity(policy_cache: Path) -> Parity:
-    """Starts the command with its output in pipes."""
+    """Starts the command in a process of its own, with its output in pipes."""
 
     def start(*arguments: object) -> subprocess.Popen[str]:
         return subprocess.Popen(
@@ -134,3 +141,24 @@ def parity(policy_cache: Path) -> Parity:
         )
 
     return start
+
+
+@pytest.fixture(scope="session")
+def parity_here(policy_cache: Path) -> Here:
+    """Runs the command in this process."""
+    return partial(command, cache=policy_cache)
+
+
+@pytest.fixture(scope="session")
+def policy_engine(policy_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
+    """An embedded engine that serves the policy, started once: a run gives it the weights of each of its steps."""
+    engine = open_engine("embedded", _warm(policy_cache), tmp_path_factory.mktemp("engine"))
+    assert isinstance(engine, EngineProcess)
+    with engine:
+        yield engine
+
+
+@pytest.fixture(scope="session")
+def at_engine(policy_engine: EngineProcess) -> tuple[str, ...]:
+    """The options that let a run use it."""
+    return ("--engine", policy_engine.url, "--control")

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,18 +12,12 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
+from served import serve_here
 
-from parity.engines import EngineProcess
+from parity.engines.embedded.server import ServedModel
 from parity.trainer.policy import build_policy, image_policy_config, policy_config, save_policy
 
 RUNNING = 12
-STALE = """
-from parity.engines.embedded.__main__ import main
-from parity.engines.embedded.features import Features
-Features.clear = lambda self: None
-main()
-"""
-"""An embedded engine that keeps the features of images through updates and flushes, as SGLang 0.5.23 does."""
 Answer = tuple[int, Any]
 
 
@@ -43,35 +36,27 @@ class Fault:
 @pytest.fixture(scope="session")
 def checked_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of an embedded engine that runs 12 sequences at once, context 1024."""
-    with _engine(policy_config(max_position_embeddings=1024), tmp_path_factory.mktemp("engine")) as url:
+    with _engine(policy_config(max_position_embeddings=1024), tmp_path_factory.mktemp("engine")) as (url, _):
         yield url
 
 
 @pytest.fixture(scope="session")
 def seeing_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of one that takes images, context 256."""
-    with _engine(image_policy_config(), tmp_path_factory.mktemp("engine")) as url:
+    with _engine(image_policy_config(), tmp_path_factory.mktemp("engine")) as (url, _):
         yield url
 
 
 @pytest.fixture
-def stale_engine(tmp_path: Path) -> Iterator[str]:
-    """The URL of one that keeps what an old encoder made of images."""
-    with _engine(image_policy_config(), tmp_path, ["-c", STALE]) as url:
+def stale_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The URL of one that keeps features of images through updates and flushes, as SGLang 0.5.23 does."""
+    with _engine(image_policy_config(), tmp_path) as (url, engine):
+        monkeypatch.setattr(engine.scheduler.features, "clear", lambda: None)
         yield url
 
 
-@contextmanager
-def _engine(config: Any, directory: Path, program: Sequence[str] = ("-m", "parity.engines.embedded")) -> Iterator[str]:
-    checkpoint = save_policy(build_policy(1, config), directory / "policy")
-
-    def command(port: int) -> list[str]:
-        options = ["--model-path", str(checkpoint), "--port", str(port), "--threads", "1"]
-        return [sys.executable, *program, *options, "--max-running-requests", str(RUNNING)]
-
-    with EngineProcess("embedded-0", command, environment={}, log_dir=directory, start_timeout=250) as engine:
-        engine.start()
-        yield engine.url
+def _engine(config: Any, directory: Path) -> AbstractContextManager[tuple[str, ServedModel]]:
+    return serve_here(save_policy(build_policy(1, config), directory / "policy"), RUNNING)
 
 
 @pytest.fixture(scope="session")

@@ -13,10 +13,12 @@ from typing import Any
 import lies
 import pytest
 from aiohttp import web
+from served import serve_here
 from toy_engine import Seeding, by_slot, default_seed, greedy, nothing, one_seed, toy_engine
 
-from parity.engines import EngineClient, open_engine
+from parity.engines import EngineClient
 from parity.engines.detection import Determinism, detect_determinism
+from parity.engines.remote import remote_engine
 from parity.errors import EngineUnavailable
 from parity.trainer.policy import build_policy, policy_config, save_policy
 from rollout_patch import Capabilities, RequestFailed
@@ -264,8 +266,8 @@ def test_a_wrong_answer_now_and_then_changes_no_promise() -> None:
 
 async def test_the_embedded_engine_keeps_what_it_announces(tmp_path: Path) -> None:
     policy = save_policy(build_policy(1, policy_config()), tmp_path / "policy")
-    with open_engine("embedded", policy, tmp_path) as running:
-        async with running.client() as client:
+    with serve_here(policy, max_running=64) as (url, _):
+        async with remote_engine(url, control=False).client() as client:
             announced = await client.capabilities()
             seen = await detect_determinism(client.generate, announced)
     assert (announced.seeded, announced.seed_per_slot) == (True, True)

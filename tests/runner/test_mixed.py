@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from small_experiment import Parity
+from small_experiment import Here
 
 from parity.commands.run import assess
 from parity.findings import Status
@@ -18,14 +18,12 @@ STEPS, GROUPS, SIZE = 3, 4, 4
 
 
 @pytest.fixture(scope="module")
-def experiment(parity: Parity, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def experiment(parity_here: Here, at_engine: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("mixed") / "out"
     sizes = ("--seeds", 1, "--steps", STEPS, "--groups", GROUPS, "--group-size", SIZE)
-    run = parity(
-        "run", "--baseline", "--design", "probe", "--probe-share", 1, "--design", "switchback", *sizes, "--out", out
-    )
-    _, errors = run.communicate(timeout=300)
-    assert run.returncode == 3, errors  # so few groups show nothing either way
+    designs = ("--design", "probe", "--probe-share", 1, "--design", "switchback")
+    run = parity_here("run", "--baseline", *designs, *sizes, *at_engine, "--out", out)
+    assert run.returncode == 3, run  # so few groups show nothing either way
     return out
 
 
@@ -76,14 +74,13 @@ def test_the_report_rests_on_the_contract_and_on_sampling_along_the_way(experime
     assert not [one for one in report["findings"] if one["status"] == "fail" and one["severity"] == "error"]
 
 
-def test_watching_it_afterwards_says_the_same(parity: Parity, experiment: Path) -> None:
-    watch = parity("watch", experiment)  # the runs have ended, so it ends
-    output, errors = watch.communicate(timeout=120)
-    assert watch.returncode == 3, errors
-    assert "probe: 12 groups" in output
+def test_watching_it_afterwards_says_the_same(parity_here: Here, experiment: Path) -> None:
+    watch = parity_here("watch", experiment)  # the runs have ended, so it ends
+    assert watch.returncode == 3, watch
+    assert "probe: 12 groups" in watch.printed
 
 
-def test_a_mixed_run_that_goes_on_draws_the_same_arms(parity: Parity, experiment: Path) -> None:
+def test_a_mixed_run_that_goes_on_draws_the_same_arms(parity_here: Here, experiment: Path) -> None:
     """The step before last is taken back, as if the run had been killed in it."""
     store = RunStore(experiment / "runs" / "switchback-seed1")
     before = [store.rollout(step).strings("arm").tolist() for step in range(STEPS)]
@@ -91,9 +88,8 @@ def test_a_mixed_run_that_goes_on_draws_the_same_arms(parity: Parity, experiment
     (store.path / "metrics.jsonl").write_text("".join(lines[:-1]))
     checkpoints = sorted((store.path / "checkpoints").iterdir())
     assert [path.name for path in checkpoints] == ["step-000002", "step-000003"]
-    run = parity("run", "--out", experiment, "--resume")
-    _, errors = run.communicate(timeout=300)
-    assert run.returncode == 3, errors
+    run = parity_here("run", "--out", experiment, "--resume")
+    assert run.returncode == 3, run
     assert [store.rollout(step).strings("arm").tolist() for step in range(STEPS)] == before
 
 

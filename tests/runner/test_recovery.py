@@ -17,12 +17,10 @@ from typing import Any, cast
 import psutil
 import pytest
 from aiohttp import ClientSession, web
-from small_experiment import STEPS, TWIN, Parity, curves, stores
+from small_experiment import STEPS, TWIN, Here, Parity, curves, stores
 
-from parity.engines import EngineProcess, open_engine
+from parity.engines import EngineProcess
 from parity.runner import _revive
-from parity.trainer.tasks import get_task
-from parity.trainer.warm_start import warm_start
 
 WORKERS = {"embedded-0", "embedded-1"}
 
@@ -42,29 +40,17 @@ def assert_same_curves(out: Path, undisturbed: Path) -> None:
 def test_killed_runners_resume_to_the_same_curves(
     parity: Parity, finished_twin: tuple[Path, str], tmp_path: Path
 ) -> None:
+    """One that could not say so; then one told to end, and one interrupted, which leave the truth on disk."""
     out = tmp_path / "out"
     process = parity("run", *TWIN, "--out", out)
-    for steps in (1, 4):
-        wait_for_steps(out, steps)
-        children = psutil.Process(process.pid).children(recursive=True)
-        process.kill()
-        process.communicate()
-        _, alive = psutil.wait_procs(children, timeout=20)
-        assert not alive, "the engine must not outlive its runner"
-        process = parity("run", "--out", out, "--resume")
-    printed, errors = process.communicate(timeout=500)
-    assert process.returncode == 0, printed + errors
-    assert_same_curves(out, finished_twin[0])
-    assert any(event["event"] == "resume" for store in stores(out) for event in store.events())
-
-
-def test_a_signal_leaves_the_truth_on_disk_and_says_how_to_go_on(
-    parity: Parity, finished_twin: tuple[Path, str], tmp_path: Path
-) -> None:
-    out = tmp_path / "out"
-    command = ["run", *TWIN, "--out", out]
+    wait_for_steps(out, 1)
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    process.communicate()
+    _, alive = psutil.wait_procs(children, timeout=20)
+    assert not alive, "the engine must not outlive its runner"
     for steps, number in ((2, signal.SIGTERM), (4, signal.SIGINT)):
-        process = parity(*command)
+        process = parity("run", "--out", out, "--resume")
         wait_for_steps(out, steps)
         process.send_signal(number)
         _, errors = process.communicate(timeout=60)
@@ -74,11 +60,12 @@ def test_a_signal_leaves_the_truth_on_disk_and_says_how_to_go_on(
         started = [store for store in stores(out) if store.events()]
         assert {store.outcome()["status"] for store in started} == {"interrupted"}
         assert {store.events()[-1]["event"] for store in started} == {"abort"}
-        command = ["run", "--out", out, "--resume"]
-    process = parity(*command)
-    assert process.wait(timeout=500) == 0
-    process.communicate()
+    process = parity("run", "--out", out, "--resume")
+    printed, errors = process.communicate(timeout=500)
+    assert process.returncode == 0, printed + errors
     assert_same_curves(out, finished_twin[0])
+    resumed = [event for store in stores(out) for event in store.events() if event["event"] == "resume"]
+    assert len(resumed) >= 3
 
 
 def started_by(process: subprocess.Popen[str]) -> dict[str, psutil.Process]:
@@ -117,9 +104,8 @@ def test_a_worker_and_the_router_may_die_on_the_way(
 
 
 @pytest.fixture
-def unreliable_url(policy_cache: Path, tmp_path: Path) -> Iterator[str]:
+def unreliable_url(policy_engine: EngineProcess) -> Iterator[str]:
     """An engine behind a proxy that answers each 9th request 502, and cuts each 11th after the engine has done it."""
-    engine = open_engine("embedded", warm_start(get_task("arithmetic"), policy_cache), tmp_path / "logs")
     started: asyncio.Queue[str] = asyncio.Queue()
     loop = asyncio.new_event_loop()
     session: ClientSession
@@ -128,7 +114,7 @@ def unreliable_url(policy_cache: Path, tmp_path: Path) -> Iterator[str]:
     async def handle(request: web.Request) -> web.StreamResponse:
         nonlocal count
         body = await request.read()
-        async with session.request(request.method, engine.url + request.path_qs, data=body) as answer:
+        async with session.request(request.method, policy_engine.url + request.path_qs, data=body) as answer:
             content = await answer.read()
             if request.path == "/generate":
                 count += 1
@@ -160,16 +146,14 @@ def unreliable_url(policy_cache: Path, tmp_path: Path) -> Iterator[str]:
     loop.call_soon_threadsafe(loop.stop)
     thread.join()
     loop.close()
-    engine.stop()
 
 
 def test_lost_answers_are_asked_for_again_and_counted(
-    unreliable_url: str, parity: Parity, finished_twin: tuple[Path, str], tmp_path: Path
+    unreliable_url: str, parity_here: Here, finished_twin: tuple[Path, str], tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    process = parity("run", *TWIN, "--engine", unreliable_url, "--control", "--out", out)
-    printed, errors = process.communicate(timeout=500)
-    assert process.returncode == 0, printed + errors
+    done = parity_here("run", *TWIN, "--engine", unreliable_url, "--control", "--out", out)
+    assert done.returncode == 0, done
     assert_same_curves(out, finished_twin[0])
     exchanges = [exchange for store in stores(out) for step in range(STEPS) for exchange in store.exchanges(step)]
     assert {exchange.status for exchange in exchanges} == {0, 200, 502}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_experiment import SMALL, STEPS, TWIN, Parity, curves, stores
+from small_experiment import SMALL, STEPS, TWIN, Here, curves, stores
 
 from parity.records.store import run_store
 
@@ -67,22 +67,22 @@ def test_the_report_has_the_eight_rows_and_its_files(finished_twin: tuple[Path, 
     assert {path.suffix for path in (out / "report").iterdir()} == {".md", ".html", ".json", ".xml", ".png"}
 
 
-def test_a_report_is_written_again_from_the_files_alone(finished_twin: tuple[Path, str], parity: Parity) -> None:
+def test_a_report_is_written_again_from_the_files_alone(finished_twin: tuple[Path, str], parity_here: Here) -> None:
     out, _ = finished_twin
     before = (out / "report" / "report.md").read_bytes()
     (out / "report" / "report.md").unlink()
-    process = parity("report", out, "--json")
-    printed, errors = process.communicate(timeout=120)
-    assert process.returncode == 0, errors
-    assert json.loads(printed)["verdict"] == "PARITY"
+    done = parity_here("report", out, "--json")
+    assert done.returncode == 0, done.errors
+    assert json.loads(done.printed)["verdict"] == "PARITY"
     assert (out / "report" / "report.md").read_bytes() == before
 
 
 @pytest.mark.bits
-def test_outputs_exchanged_after_scoring_are_found_at_their_step_group_and_slot(parity: Parity, tmp_path: Path) -> None:
-    process = parity("run", *TWIN, "--plant", "exchanged-outputs@2", "--out", tmp_path / "out", "--quiet")
-    printed, errors = process.communicate(timeout=500)
-    assert (process.returncode, printed.strip()) == (1, "DIFFERENT"), errors
+def test_outputs_exchanged_after_scoring_are_found_at_their_step_group_and_slot(
+    parity_here: Here, at_engine: tuple[str, ...], tmp_path: Path
+) -> None:
+    done = parity_here("run", *TWIN, *at_engine, "--plant", "exchanged-outputs@2", "--out", tmp_path / "out", "--quiet")
+    assert (done.returncode, done.printed.strip()) == (1, "DIFFERENT"), done.errors
     baseline, changed = (list(store.rollout(2).samples()) for store in stores(tmp_path / "out"))
     moved = [
         (ours.group_index, ours.index)
@@ -104,13 +104,14 @@ def test_outputs_exchanged_after_scoring_are_found_at_their_step_group_and_slot(
     assert before[2]["train/loss"] != after[2]["train/loss"]
 
 
-def test_samples_that_cannot_be_trained_on_are_judged_all_the_same(parity: Parity, tmp_path: Path) -> None:
+def test_samples_that_cannot_be_trained_on_are_judged_all_the_same(
+    parity_here: Here, at_engine: tuple[str, ...], tmp_path: Path
+) -> None:
     """Even those of the first step, so that no step is ever finished."""
     out = tmp_path / "out"
-    process = parity("run", *TWIN, "--plant", "logprobs-missing-in-arm@0", "--out", out)
-    printed, errors = process.communicate(timeout=500)
-    assert process.returncode == 1, printed + errors
-    assert "native-seed0: cannot be trained on: step 0, group 0, slot 0: logprobs has 0 entries" in errors
+    done = parity_here("run", *TWIN, *at_engine, "--plant", "logprobs-missing-in-arm@0", "--out", out)
+    assert done.returncode == 1, done
+    assert "native-seed0: " in done.errors and "step 0, group 0, slot 0: logprobs " in done.errors
     report = report_of(out)
     assert report["verdict"] == "DIFFERENT"
     places = [
@@ -122,13 +123,12 @@ def test_samples_that_cannot_be_trained_on_are_judged_all_the_same(parity: Parit
     assert (native.finished_steps(), native.outcome()["status"]) == (0, "failed")
 
 
-def test_free_pairs_and_a_replay_of_them(parity: Parity, tmp_path: Path) -> None:
+def test_free_pairs_and_a_replay_of_them(parity_here: Here, at_engine: tuple[str, ...], tmp_path: Path) -> None:
     """Without seeds, one recording through both arms takes the twin's place."""
     out = tmp_path / "out"
     designs = ("--design", "replay", "--design", "paired", "--seeds", "2", "--steps", "2")
-    process = parity("run", "--baseline", "--experiment", "batched", *designs, *SMALL, "--out", out)
-    printed, errors = process.communicate(timeout=500)
-    assert process.returncode == 0, printed + errors
+    done = parity_here("run", "--baseline", "--experiment", "batched", *designs, *SMALL, *at_engine, "--out", out)
+    assert done.returncode == 0, done
     replays = [curves(run_store(out, f"replay-{arm}-seed1")) for arm in ("per-sample", "batched")]
     assert replays[0] == replays[1]
     # the baseline's replay trains as the run that was recorded did
@@ -155,28 +155,26 @@ def test_free_pairs_and_a_replay_of_them(parity: Parity, tmp_path: Path) -> None
     ],
 )
 def test_what_cannot_be_run_is_refused_in_a_sentence(
-    arguments: tuple[str, ...], message: str, parity: Parity, tmp_path: Path
+    arguments: tuple[str, ...], message: str, parity_here: Here, tmp_path: Path
 ) -> None:
     out = () if "--resume" in arguments else ("--out", tmp_path / "out")
-    process = parity("run", *arguments, *out)
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode == 2
-    assert message in errors
-    assert "Traceback" not in errors
+    done = parity_here("run", *arguments, *out)
+    assert done.returncode == 2
+    assert message in done.errors
+    assert "Traceback" not in done.errors
 
 
 def test_an_experiment_is_neither_overwritten_nor_changed_by_a_resume(
-    finished_twin: tuple[Path, str], parity: Parity
+    finished_twin: tuple[Path, str], parity_here: Here
 ) -> None:
     out, _ = finished_twin
     for arguments, message in (
         (("--out", out), "already holds an experiment"),
         (("--out", out, "--resume", "--twin-steps", "9"), f"twin_steps: {STEPS} there, 9 now"),
     ):
-        process = parity("run", *arguments)
-        _, errors = process.communicate(timeout=120)
-        assert process.returncode == 2
-        assert message in errors
+        done = parity_here("run", *arguments)
+        assert done.returncode == 2
+        assert message in done.errors
 
 
 def test_nothing_is_nan(finished_twin: tuple[Path, str]) -> None:
@@ -185,15 +183,14 @@ def test_nothing_is_nan(finished_twin: tuple[Path, str]) -> None:
 
 
 def test_a_twin_that_is_not_finished_is_no_parity(
-    finished_twin: tuple[Path, str], parity: Parity, tmp_path: Path
+    finished_twin: tuple[Path, str], parity_here: Here, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
     shutil.copytree(finished_twin[0], out)
     metrics = stores(out)[1].path / "metrics.jsonl"
     metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[:-1]))
-    process = parity("report", out, "--json")
-    printed, errors = process.communicate(timeout=120)
-    assert process.returncode == 3, errors
-    (unfinished,) = [finding for finding in json.loads(printed)["findings"] if finding["check"] == "steps_finished"]
+    done = parity_here("report", out, "--json")
+    assert done.returncode == 3, done.errors
+    (unfinished,) = [one for one in json.loads(done.printed)["findings"] if one["check"] == "steps_finished"]
     assert (unfinished["status"], unfinished["where"]) == ("inconclusive", {"run": "native-seed0"})
     assert (unfinished["expected"], unfinished["observed"]) == (STEPS, STEPS - 1)

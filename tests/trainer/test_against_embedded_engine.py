@@ -1,8 +1,9 @@
 """The trainer and the embedded engine together: the same policy on both sides of the wire."""
 
 import pytest
+from served import serve_here
 
-from parity.engines import open_engine
+from parity.engines.remote import remote_engine
 from parity.records.training_config import TrainingConfig
 from parity.trainer.policy import build_policy, build_tokenizer, image_policy_config, policy_config, save_policy
 from parity.trainer.rollouts import generate_rollout
@@ -30,9 +31,9 @@ def checkpoint(folder, task):
 
 
 @pytest.fixture(scope="module")
-def engine(folder, checkpoint):
-    with open_engine("embedded", checkpoint, folder) as running:
-        yield running
+def engine(checkpoint):
+    with serve_here(checkpoint, max_running=64) as (url, _):
+        yield remote_engine(url, control=True)
 
 
 def reward_by_slot(step, samples):

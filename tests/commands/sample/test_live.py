@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import lies
 import pytest
-from small_experiment import Parity
+from small_experiment import Here
 from toy_engine import toy_engine
 
 from parity.commands.sample.running import Watcher, sample_arms
-from parity.engines import open_engine
+from parity.engines import EngineProcess
 from parity.findings import Verdict
 from parity.records.sampling import SamplingConfig
 from parity.report.sampling import SamplingResult
@@ -25,10 +25,16 @@ MARGINS = tuple(word for margin in WIDE for word in ("--margin", margin))
 
 
 @pytest.fixture(scope="module")
-def engine(policy_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def engine(policy_engine: EngineProcess, policy_cache: Path) -> str:
+    """With the weights of the warm start, whatever runs it served before."""
     policy = warm_start(get_task("arithmetic"), policy_cache)
-    with open_engine("embedded", policy, tmp_path_factory.mktemp("engine")) as running:
-        yield running.url
+
+    async def restore() -> None:
+        async with policy_engine.client() as client:
+            await client.update_weights(policy, "default")
+
+    asyncio.run(restore())
+    return policy_engine.url
 
 
 def failing(result: SamplingResult) -> set[str]:
@@ -36,12 +42,11 @@ def failing(result: SamplingResult) -> set[str]:
 
 
 @pytest.mark.slow
-def test_the_embedded_engine_is_at_parity_and_the_report_says_so(parity: Parity, tmp_path: Path) -> None:
+def test_the_embedded_engine_is_at_parity_and_the_report_says_so(parity_here: Here, tmp_path: Path) -> None:
     size = ("--baseline", "batched", "--experiment", "native", "--group-size", "4", "--quiet", "--json")
-    process = parity("sample", *size, *MARGINS, "--out", tmp_path / "out")
-    printed, errors = process.communicate(timeout=500)
-    assert process.returncode == 0, errors
-    result = json.loads(printed)
+    done = parity_here("sample", *size, *MARGINS, "--out", tmp_path / "out")
+    assert done.returncode == 0, done.errors
+    result = json.loads(done.printed)
     assert result["verdict"] == "PARITY"
     scored = [one for one in result["findings"] if one["check"] == "sampling_logprobs"]
     assert [one["status"] for one in scored] == ["pass"] * 3

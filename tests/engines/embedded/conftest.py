@@ -1,20 +1,17 @@
-"""The embedded engine in this process, on a thread of its own, over real HTTP."""
+"""Checkpoints as the recorded engine served, and the embedded engine on them."""
 
 from __future__ import annotations
 
-import asyncio
 import json
-import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from aiohttp import web
+from served import serve_here
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     PreTrainedTokenizerFast,
@@ -24,7 +21,7 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from parity.engines.embedded.server import ServedModel, build_app
+from parity.engines.embedded.server import ServedModel
 
 
 def byte_tokenizer(*special: str) -> PreTrainedTokenizerFast:
@@ -103,40 +100,6 @@ def _save_random(kind: Any, config: Any, seed: int, path: Path) -> None:
             if parameter.dim() > 1:
                 parameter.data.mul_(6.0)
     model.save_pretrained(path)
-
-
-@contextmanager
-def serve_here(path: Path, max_running: int) -> Iterator[tuple[str, ServedModel]]:
-    """URL and engine, for the block."""
-    started, stop = threading.Event(), asyncio.Event()
-    box: dict[str, object] = {}
-
-    async def serve() -> None:
-        engine = ServedModel(path, max_running)
-        runner = web.AppRunner(build_app(engine), handler_cancellation=True, shutdown_timeout=0.1)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        box.update(url=f"http://127.0.0.1:{runner.addresses[0][1]}", engine=engine, loop=asyncio.get_running_loop())
-        started.set()
-        await stop.wait()
-        engine.stop()
-        await runner.cleanup()
-
-    def run() -> None:
-        try:
-            asyncio.run(serve())
-        finally:
-            started.set()
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    started.wait()
-    try:
-        yield str(box["url"]), box["engine"]  # type: ignore[misc]
-    finally:
-        if "loop" in box:
-            box["loop"].call_soon_threadsafe(stop.set)  # type: ignore[attr-defined]
-        thread.join()
 
 
 @pytest.fixture(scope="session")
