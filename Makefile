@@ -1,5 +1,7 @@
 # make run     the first comparison: set up, train both arms, print the verdict
-# make test    set up and run the tests
+# make quick   the tests that take no more than a second or two
+# make test    set up and run the tests, without real engines and Ray
+# make test-engines  the tests of the real engines that are set up here, and of clusters of Ray
 # make bits    run the tests that hold arithmetic to the bit, under each kind of kernel that this processor has
 # make check   lint and types
 # make messages  bring the catalogue of messages up to date, after one was added or translated
@@ -11,15 +13,23 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 SGLANG_INSTALLED := .venv-sglang/.installed
+# a file's tests stay together, since they share what is built for them; tests/conftest.py puts files that take long first
+PYTEST := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: run test bits check messages docs sglang
+.PHONY: run quick test test-engines bits check messages docs sglang
 
 run: $(INSTALLED)
 	$(BIN)/parity run --baseline --experiment native
 
 test: $(INSTALLED)
-	$(BIN)/pytest -n 2 --dist loadfile -m 'not sglang and not ray'
-	$(BIN)/pytest -m 'sglang or ray' # alone, since it sizes its memory by what is free while it starts
+	$(PYTEST) -m 'not sglang and not ray'
+
+quick: $(INSTALLED)
+	$(PYTEST) -m 'not sglang and not ray and not slow'
+
+# alone, since SGLang sizes its memory by what is free while it starts
+test-engines: $(INSTALLED)
+	$(BIN)/pytest -m 'sglang or ray'
 
 # Torch, MKL and oneDNN each choose their kernels by the processor; a limit here makes them choose as on an older one.
 bits: $(INSTALLED)
@@ -29,7 +39,7 @@ bits: $(INSTALLED)
 		for threads in 1 2; do \
 			echo "kernels $$1, threads $$threads"; \
 			ATEN_CPU_CAPABILITY=$$1 MKL_ENABLE_INSTRUCTIONS=$$2 ONEDNN_MAX_CPU_ISA=$$3 OMP_NUM_THREADS=$$threads \
-				$(BIN)/pytest -q -n 2 --dist loadfile -m bits; \
+				$(PYTEST) -q -m bits; \
 		done; \
 	done
 

@@ -22,10 +22,33 @@ from parity.records.samples import Sample
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the command does, before torch is loaded
 
+LONG = (
+    *("runner/test_recovery.py", "runner", "conformance/test_conformance.py", "docs/test_commands.py"),
+    *("report/trackers/test_clearml.py", "commands/sample", "conformance", "engines/embedded/test_control.py"),
+    *("commands/bench/test_command.py", "faults/test_faults.py", "evidence/test_planning.py", "report/test_html.py"),
+    *("engines/test_process.py", "engines/test_open_engine.py", "engines/test_fleet.py", "report/test_files.py"),
+    *("evidence/sampling/test_margin.py", "evidence/sampling/test_monitor.py", "evidence/sampling/test_watched.py"),
+    *("commands/test_watch.py", "report/trackers", "docs/test_docs.py", "commands/compare/test_compare_command.py"),
+)
+"""Files and folders of tests that take long, the longest first: they start first, and `make quick` is without them."""
+
 STOP = 2
 CAP = 40
 VOCABULARY = 200
 HAZARD = 0.05
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks the tests of `LONG` as slow, and puts them first, so that no worker is left with the longest at the end."""
+
+    def rank(item: pytest.Item) -> int:
+        path = item.path.relative_to(Path(__file__).parent).as_posix()
+        return next((place for place, name in enumerate(LONG) if f"{path}/".startswith(f"{name}/")), len(LONG))
+
+    for item in items:
+        if rank(item) < len(LONG):
+            item.add_marker(pytest.mark.slow)
+    items.sort(key=rank)
 
 
 def reward_of(sample: Sample) -> float:

@@ -98,6 +98,7 @@ ELSEWHERE = {
     (TRAINING, "tests/runner/test_run.py::test_free_pairs_and_a_replay_of_them"): (
         NATIVE,
         "parity run --baseline batched --experiment native --seeds 5 --steps 60",
+        f"{NATIVE} --margin reward=0.03 --margin response_length=0.05",
         "parity run --experiment <arm>",
     ),
     (TRAINING, "tests/runner/test_mixed.py::test_a_probe_asks_every_prompt_in_both_arms_and_trains_on_one"): (
@@ -259,10 +260,17 @@ ELSEWHERE = {
         "what it writes is compared with the code",
         "tests/docs/test_docs.py::test_the_reference_has_every_check_and_its_faults",
     ): ("python tools/reference.py",),
-    ("installs", ".ci/run"): ("make sglang", "make check", "make test", "apt-get install chromium"),
-    ("what it writes is held to the code", "tests/report/test_words.py::test_what_reports_read"): ("make messages",),
+    ("installs", ".ci/run"): (
+        *("make sglang", "make check", "make test", "make test-engines", "make bits"),
+        "apt-get install chromium",
+    ),
+    (
+        "what it writes is held to the code",
+        "tests/report/test_words.py::test_what_reports_read_is_what_translators_write",
+    ): ("make messages",),
     ("installs", "Makefile"): (
         "make docs",
+        "make quick",
         "make run",
         "pip install 'rollout-parity[clearml]'",
         "pip install 'rollout-parity[router]'",
