@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -55,10 +57,25 @@ def failing(findings: list[Finding]) -> dict[str, Finding]:
     return {finding.check: finding for finding in reversed(findings) if finding.status is Status.FAIL}
 
 
-def caught(fault: Fault, seed: int = 5) -> Mapping[str, Finding]:
+def caught(fault: Fault, seed: int = 5) -> tuple[Mapping[str, Finding], set[Place]]:
+    """What fails, and the places of the samples that are not as they were."""
     scene = fault.kind.build(np.random.default_rng(seed), fault.units)
+    before = copy.deepcopy(samples_at(scene))
     fault.plant(scene)
-    return failing(fault.kind.judge(scene))
+    after = samples_at(scene)
+    changed = {place for place in before.keys() | after.keys() if before.get(place) != after.get(place)}
+    return failing(fault.kind.judge(scene)), changed
+
+
+Place = tuple[int | None, int, int]
+
+
+def samples_at(scene: Any) -> dict[Place, list[Sample]]:
+    """The samples of a scene that has any, by their place."""
+    found: dict[Place, list[Sample]] = {}
+    for sample in getattr(scene, "samples", ()):
+        found.setdefault((sample.rollout_id, sample.group_index, sample.index), []).append(sample)
+    return found
 
 
 CONTRACT = [fault for fault in FAULTS.values() if fault.level is Level.CONTRACT and fault.units < 10]
@@ -66,9 +83,13 @@ CONTRACT = [fault for fault in FAULTS.values() if fault.level is Level.CONTRACT 
 
 @pytest.mark.parametrize("fault", CONTRACT, ids=[fault.name for fault in CONTRACT])
 def test_place_and_values_are_named_and_no_companion_is_declared_that_never_comes(fault: Fault) -> None:
-    seen = caught(fault)
+    seen, changed = caught(fault)
     finding = seen[fault.check]
     assert finding.where.field is not None
+    if changed and finding.where.group_index is not None:
+        assert any(
+            finding.where.group_index == group and finding.where.index in (None, slot) for _, group, slot in changed
+        ), "at what was changed"
     assert finding.expected != finding.observed
     implied = fault.check.removeprefix("exchange_")
     idle = [p for p in fault.companions if p != implied and not any(fnmatchcase(name, p) for name in seen)]
