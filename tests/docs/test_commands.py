@@ -26,6 +26,7 @@ RUN = {
     f"{CHECK} recordings/ --group-size 8": 0,
     f"{CHECK} rollout_data --group-size 8 --advantage grpo": 0,
     f"{CHECK} rollout_data --group-size 8 --junit parity.xml": 0,
+    f"{CHECK} rollout_data --group-size 8 --require output_count slot_index --html samples.html": 0,
     f"{CHECK} /path/to/record --group-size 8": 0,
     f"{CHECK} /path/to/dumps --group-size 8": 0,
     f"{CHECK} /path/to/dump-details --group-size 8": 0,
@@ -89,6 +90,10 @@ ELSEWHERE = {
     ("changes the shell", "tests/cli/test_completion.py::test_a_real_bash_completes"): (
         "source <(parity completion bash)",
     ),
+    (
+        "needs a second dump",
+        "tests/commands/test_check_page.py::test_two_dumps_stand_side_by_side_with_the_first_token_that_differs",
+    ): ("parity check before/ after/ --html side-by-side.html",),
     ("needs zsh", "tests/cli/test_completion.py::test_a_real_zsh_completes"): ("source <(parity completion zsh)",),
     ("needs fish", "tests/cli/test_completion.py::test_a_real_fish_completes"): ("parity completion fish | source",),
     (TRAINING, "tests/runner/test_run.py::test_a_twin_of_a_sound_patch_is_equal_bit_for_bit"): (
