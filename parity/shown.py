@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from functools import lru_cache
+
+Progress = Callable[[int, int, str], object]
+"""Shows how far some work is: called with the parts done, the parts in all, and what is under way."""
 
 MASK = "***"
 _SECRET = r"api[-_]?key|access[-_]?key|secret|token|passwd|password|credential|signature"

@@ -32,7 +32,7 @@ def selftest(as_json: bool, quiet: bool) -> None:
     from parity.commands.selftest import run_selftest, summary, table
 
     with counting(quiet) as watcher:
-        result = run_selftest(lambda done, total: watcher(done, total, "planting faults"))
+        result = run_selftest(watcher)
     if as_json:
         click.echo(orjson.dumps(result.to_json(), option=orjson.OPT_INDENT_2).decode())
     else:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -19,6 +19,7 @@ from parity.contract_checks import check_samples
 from parity.faults import CONTROLS, FAULTS, Control, Fault, name_of
 from parity.faults.clean import RULES, clean_prompts, clean_rollout
 from parity.findings import Finding, Status, quantity
+from parity.shown import Progress
 
 SEED = 2026
 CLEAN_RUNS, CLEAN_STEPS, CLEAN_GROUPS = 200, 4, 16
@@ -117,11 +118,11 @@ class SelfTest:
         }
 
 
-def run_selftest(progress: Callable[[int, int], None]) -> SelfTest:
+def run_selftest(progress: Progress) -> SelfTest:
     """Plants every fault, shows every control, and counts false alarms in clean runs.
 
     Args:
-        progress: Called with the number of trials done and their total.
+        progress: Called after each trial.
     """
     total = len(FAULTS) + len(CONTROLS) + 1
     done = iter(range(1, total + 1))
@@ -129,7 +130,7 @@ def run_selftest(progress: Callable[[int, int], None]) -> SelfTest:
     def counted(trials: Iterable[Any]) -> Iterator[Any]:
         for trial in trials:
             yield trial
-            progress(next(done), total)
+            progress(next(done), total, "planting faults")
 
     faults = tuple(counted(map(try_fault, FAULTS.values())))
     controls = tuple(counted(map(try_control, CONTROLS)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import aiohttp
@@ -17,6 +17,7 @@ from parity.engines.client import EngineClient
 from parity.engines.remote import remote_engine
 from parity.errors import EngineError
 from parity.findings import Finding, Level, Message, Severity, Status, Where, quantity
+from parity.shown import Progress
 from rollout_patch import RequestFailed
 
 __all__ = ["CASES", "ConformanceCase", "check_engine"]
@@ -34,9 +35,6 @@ CASES: tuple[ConformanceCase, ...] = tuple(
     )
 )
 """Every case, in the order in which it is run."""
-
-Progress = Callable[[int, int, str], None]
-"""Called before each case with the number of cases done, their total, and the name of the case."""
 
 
 def check_engine(
@@ -57,7 +55,7 @@ def check_engine(
         url: The engine's base URL.
         destructive: Whether to send what is known to end some servers.
         control: Whether to update weights, flush, abort and pause; other clients of the engine would notice.
-        progress: Called before each case.
+        progress: Called before each case, with its name.
         cases: The cases to run.
 
     Raises:

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta
 
 from parity.errors import UsageError
 from parity.records.experiment import ARMS
 from parity.shown import without_secrets
+
+Count = Annotated[int, Meta(ge=0)]
+Amount = Annotated[float, Meta(ge=0)]
+Seconds = Annotated[float, Meta(gt=0)]
+"""What a number in a file of measurements may be."""
 
 SHARED_PREFIX: Mapping[str, float] = {"none": 0.0, "part": 0.5, "all": 1.0}
 """The share of every prompt that is the same in all groups, by name."""
@@ -58,14 +65,14 @@ class Workload:
         concurrency: Most samples in flight; a request for several counts as so many.
     """
 
-    groups: int = 64
-    group_size: int = 8
-    prompt_tokens: int = 128
-    new_tokens: int = 64
-    shared_prefix: float = 0.0
-    images: int = 0
-    image_side: int = 56
-    concurrency: int = 512
+    groups: Count = 64
+    group_size: Count = 8
+    prompt_tokens: Count = 128
+    new_tokens: Count = 64
+    shared_prefix: Amount = 0.0
+    images: Count = 0
+    image_side: Count = 56
+    concurrency: Count = 512
 
     def validate(self) -> None:
         """Checks the ranges.
@@ -104,11 +111,11 @@ class BenchConfig:
 
     workload: Workload = field(default_factory=Workload)
     modes: tuple[Mode, ...] = tuple(map(parse_mode, ARMS))
-    repeats: int = 5
-    warm_up: int = 1
-    seed: int = 0
+    repeats: Count = 5
+    warm_up: Count = 1
+    seed: Count = 0
     engine: str = "embedded"
-    workers: int = 1
+    workers: Count = 1
     routers: tuple[str, ...] = ()
 
     def validate(self) -> None:
@@ -173,8 +180,8 @@ def at_url(config: BenchConfig, url: str) -> BenchConfig:
 class Load:
     """What one engine served; `None` is not known."""
 
-    requests: float | None = None
-    decode_tokens: float | None = None
+    requests: Amount | None = None
+    decode_tokens: Amount | None = None
 
 
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "max": 1.0}
@@ -205,20 +212,20 @@ class Measurement:
     """
 
     mode: str
-    repeat: int
-    seconds: float
-    requests: int
-    samples: int
-    output_tokens: int
-    prompt_tokens: int | None
-    cached_tokens: int | None
-    at_cap: int
-    failed_groups: int
+    repeat: Count
+    seconds: Seconds
+    requests: Count
+    samples: Count
+    output_tokens: Count
+    prompt_tokens: Count | None
+    cached_tokens: Count | None
+    at_cap: Count
+    failed_groups: Count
     failure: str | None
-    request_seconds: Mapping[str, float]
-    group_seconds: Mapping[str, float]
-    client_cpu: float
-    engine_cpu: float | None = None
+    request_seconds: Mapping[str, Amount]
+    group_seconds: Mapping[str, Amount]
+    client_cpu: Amount
+    engine_cpu: Amount | None = None
     engines: Mapping[str, Load] = field(default_factory=dict)
     policy: str | None = None
 

@@ -1,4 +1,4 @@
-"""What `parity sample` is asked for."""
+"""The configuration of `parity sample`."""
 
 from __future__ import annotations
 
@@ -6,20 +6,22 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import msgspec
+
 from parity.errors import InputError
 from parity.records.margins import SAMPLING_MEANS
 from parity.shown import without_secrets
 
 BLOCK = 32
-"""Prompts asked at once; the evidence is looked at after each block."""
+"""Prompts sampled at once; the evidence is evaluated after each block."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingConfig:
-    """What is sampled, and what must be shown.
+    """What to sample, and what must be shown.
 
     Attributes:
-        baseline: The arm compared with.
+        baseline: The arm to compare with.
         experiment: The arm in question.
         engine: ``embedded``, ``sglang``, or the URL of a deployment, whose weights are left alone.
         workers: How many engines to start.
@@ -64,7 +66,7 @@ class SamplingConfig:
 
     @property
     def limit(self) -> int:
-        """The most groups of an arm."""
+        """The largest number of groups of an arm."""
         return self.fixed if self.fixed is not None else -(-self.max_groups // BLOCK) * BLOCK
 
     @property
@@ -81,9 +83,11 @@ class SamplingConfig:
         """The configuration that `to_json` wrote.
 
         Raises:
-            InputError: It is of other fields.
+            InputError: It has other fields, or a value is not of its kind.
         """
         try:
-            return cls(**{**row, "reward_range": tuple(row["reward_range"])})
-        except (KeyError, TypeError) as error:
+            if unknown := sorted(set(row) - set(cls.__slots__)):
+                raise msgspec.ValidationError(f"unknown fields {', '.join(unknown)}")
+            return msgspec.convert(dict(row), cls)
+        except msgspec.ValidationError as error:
             raise InputError(f"no configuration of `parity sample`: {error}") from error

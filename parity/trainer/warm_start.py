@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast, Qwen2_5_VLConfig
 
 from parity.errors import UsageError
+from parity.shown import Progress
 from parity.trainer.batching import ImageTensors, pad, response_logits
 from parity.trainer.determinism import deterministic
 from parity.trainer.images import images_of, pad_with_images
@@ -57,7 +58,7 @@ def config_for(task: Task) -> PolicyConfig:
 def warm_start(
     task: Task,
     cache_dir: Path,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
     settings: WarmStartSettings | None = None,
 ) -> Path:
     """A policy that imitates the task's demonstrations, trained at the first call and found in the cache afterwards.
@@ -68,7 +69,7 @@ def warm_start(
     Args:
         task: The task to imitate.
         cache_dir: Holds one checkpoint directory a hash of settings, task and model.
-        progress: Told the steps done and the steps in all.
+        progress: Called after each step.
         settings: The defaults, or `ON_IMAGES` for tasks that show them, unless given.
 
     Returns:
@@ -93,11 +94,11 @@ def warm_start(
 
 
 def prepare_policy(task: Task, cache_dir: Path, note: Callable[[str], None]) -> Path:
-    """`warm_start` for who watches: `note` is told where it is kept, each tenth of it, and how long the rest takes."""
+    """`warm_start` with notes: where the policy is kept, each tenth of the steps, and the time left."""
     note(f"policy: warm start on {task.name}, trained once and kept in {cache_dir}")
     began = time.monotonic()
 
-    def progress(done: int, total: int) -> None:
+    def progress(done: int, total: int, _: str) -> None:
         if done * 10 // total > (done - 1) * 10 // total:
             left = (time.monotonic() - began) / done * (total - done)
             note(f"policy: step {done} of {total}, {left:.0f} s left")
@@ -105,7 +106,7 @@ def prepare_policy(task: Task, cache_dir: Path, note: Callable[[str], None]) -> 
     return warm_start(task, cache_dir, progress)
 
 
-def _train(task: Task, settings: WarmStartSettings, progress: Callable[[int, int], None] | None) -> Policy:
+def _train(task: Task, settings: WarmStartSettings, progress: Progress | None) -> Policy:
     tokenizer, model = build_tokenizer(images=task.has_images), build_policy(settings.seed, config_for(task))
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.98), weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, settings.steps))
@@ -120,7 +121,7 @@ def _train(task: Task, settings: WarmStartSettings, progress: Callable[[int, int
             optimizer.step()
             schedule.step()
             if progress:
-                progress(step + 1, settings.steps)
+                progress(step + 1, settings.steps, task.name)
     return model
 
 

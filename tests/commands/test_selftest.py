@@ -71,7 +71,7 @@ def test_clean_runs_that_are_blamed_are_counted(monkeypatch: pytest.MonkeyPatch)
 
 def test_progress_counts_every_trial() -> None:
     seen: list[tuple[int, int]] = []
-    assert run_selftest(lambda done, total: seen.append((done, total))).passed
+    assert run_selftest(lambda done, total, _: seen.append((done, total))).passed
     assert seen == [(1, 3), (2, 3), (3, 3)]
 
 

@@ -18,7 +18,7 @@ BRIEF = WarmStartSettings(steps=3, careful_steps=2, batch_size=4, threads=1)
 def test_it_trains_once_and_is_found_again(tmp_path):
     ticks = []
     path = warm_start(Arithmetic(), tmp_path, lambda *tick: ticks.append(tick), BRIEF)
-    assert ticks == [(1, 3), (2, 3), (3, 3)]
+    assert ticks == [(done, 3, "arithmetic") for done in (1, 2, 3)]
     assert warm_start(Arithmetic(), tmp_path, lambda *tick: ticks.append(tick), BRIEF) == path
     assert len(ticks) == 3
     assert not torch.equal(load_policy(path).lm_head.weight, build_policy(BRIEF.seed).lm_head.weight)
@@ -56,7 +56,7 @@ def test_two_at_once_train_it_once_and_neither_replaces_what_the_other_reads(tmp
         ]
     first, second = (future.result() for future in asked)
     assert first == second
-    assert ticks == [(1, 3), (2, 3), (3, 3)]
+    assert ticks == [(done, 3, "arithmetic") for done in (1, 2, 3)]
 
 
 def test_a_cache_that_cannot_be_written_is_said_before_any_training(tmp_path):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -26,10 +26,6 @@ MAX_LINE = 64 << 10
 
 _ACCESS = re.compile(rb'"(?:POST|PUT) (?:https?://[^/ ]+)?/generate(?:\?[^ ]*)? HTTP/[0-9.]+" ([0-9]{3})\b')
 _ANY_ACCESS = re.compile(rb'"[A-Z]+ [^ "]+ HTTP/[0-9.]+" [0-9]{3}\b')
-_COUNTER = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+([-+0-9.eEa-zA-Z]+)(?:\s+-?[0-9]+)?$", re.ASCII)
-_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"', re.ASCII)
-
-
 Loads = Mapping[str, Load]
 """By engine."""
 
@@ -42,24 +38,25 @@ def read_counters(text: str, name: str) -> dict[str, Load]:
 
     Raises:
         NotRecognised: It holds no counter of an engine or a router.
-        InputError: A line of such a counter is no sample, or its value is no count.
+        InputError: A line is no sample of a counter, or a value is no count.
     """
-    own: dict[str, float] = {}
-    workers: dict[str, float] = {}
-    for number, line in enumerate(text.splitlines(), 1):
-        if not line.startswith(("sglang:", "sglang_", "smg_worker_")):
-            continue
-        if (match := _COUNTER.match(line.strip())) is None:
-            raise InputError(f"{name}, line {number}: no sample of a counter: {line[:120]!r}")
-        metric, labels = match[1].replace("sglang_", "sglang:"), dict(_LABEL.findall(match[2] or ""))
+    from prometheus_client.parser import text_string_to_metric_families  # only a benchmark needs it
+
+    own: dict[str, float] = defaultdict(float)
+    workers: dict[str, float] = defaultdict(float)
+    lines = [line.strip() for line in text.splitlines() if line.startswith(("sglang:", "sglang_", "smg_worker_"))]
+    try:
+        samples = [sample for family in text_string_to_metric_families("\n".join(lines)) for sample in family.samples]
+    except ValueError as error:
+        raise InputError(f"{name}: no samples of counters: {error}") from error
+    for metric, labels, value, *_ in samples:
+        metric = metric.replace("sglang_", "sglang:")
         if metric in ("smg_worker_health", "smg_worker_cb_outcomes_total") and "worker" in labels:
-            counted = 0.0 if metric == "smg_worker_health" else _count(match[3], name, number)
-            workers[labels["worker"]] = workers.get(labels["worker"], 0.0) + counted
+            workers[labels["worker"]] += 0.0 if metric == "smg_worker_health" else _count(value, name, metric)
         elif metric in ("sglang:num_http_requests_total", "sglang:generation_tokens_total") or (
             metric == "sglang:http_requests_total" and labels.get("endpoint") == "/generate"
         ):
-            key = "decode_tokens" if "tokens" in metric else "requests"
-            own[key] = own.get(key, 0.0) + _count(match[3], name, number)
+            own["decode_tokens" if "tokens" in metric else "requests"] += _count(value, name, metric)
     if workers:
         # A router lists its workers in another order at each reading.
         return {engine_name(worker): Load(requests) for worker, requests in sorted(workers.items())}
@@ -68,13 +65,9 @@ def read_counters(text: str, name: str) -> dict[str, Load]:
     raise NotRecognised(f"{name}: no counter of SGLang or of its router")
 
 
-def _count(text: str, name: str, number: int) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
+def _count(value: float, name: str, metric: str) -> float:
     if not 0 <= value < 2**63:
-        raise InputError(f"{name}, line {number}: {text} is no count")
+        raise InputError(f"{name}, {metric}: {value} is no count")
     return value
 
 
