@@ -35,6 +35,7 @@ from parity.records.exchanges import Exchange
 from parity.records.json_lines import in_batches
 from parity.records.samples import Rollout, Sample
 from parity.report.checks import CheckResult
+from parity.shown import Progress
 from parity.sources.directories import Omission, dataset_of, find_sources, omission
 from parity.sources.dumps.rows import rollout_of
 from parity.sources.registry import Source
@@ -45,8 +46,6 @@ _RULES_OVER_OUTPUTS = ("output_count", "weight_version", "clones", "clone_prefix
 
 
 _Key = tuple[Any, ...]
-Watcher = Callable[[int, int, str], None]
-"""Told how many parts of how many are done, and in words what was read."""
 
 
 def _silent(done: int, total: int, text: str) -> None:
@@ -58,7 +57,7 @@ class _Reading:
     """What was read so far, over all data sets; a file that breaks off is left out from there on, and listed."""
 
     of: int
-    watcher: Watcher
+    watcher: Progress
     omissions: list[Omission]
     errors: dict[Path, str] = field(default_factory=dict)
     begun: set[Path] = field(default_factory=set)
@@ -102,7 +101,7 @@ def check_sources(
     required: Sequence[str] = (),
     destructive: bool = False,
     control: bool = False,
-    watcher: Watcher = _silent,
+    watcher: Progress = _silent,
 ) -> CheckResult:
     """Checks what lies at paths, or the engine at one URL, as the command's options say.
 
@@ -177,7 +176,7 @@ def _require(findings: Sequence[Finding], required: Sequence[str]) -> Iterator[F
         yield Finding(name, Level.CONTRACT, Status.FAIL, message)
 
 
-def check_paths(paths: Sequence[Path], rules: Rules, watcher: Watcher = _silent) -> CheckResult:
+def check_paths(paths: Sequence[Path], rules: Rules, watcher: Progress = _silent) -> CheckResult:
     """Checks all samples and exchanges at some paths.
 
     Args:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from parity.errors import NotRecognised, UsageError
 from parity.evidence.planning import MetricSpread, Plan, Setting, group_spreads, merged, plan, run_spreads
+from parity.shown import Progress
 from parity.sources.directories import find_sources
 from parity.sources.registry import read_runs
 
@@ -20,7 +21,7 @@ def plan_designs(
     history: Sequence[str],
     setting: Setting,
     seed: int,
-    watcher: Callable[[int, int, str], None],
+    watcher: Progress,
 ) -> Plan:
     """What each design takes to show some margins.
 
@@ -46,9 +47,7 @@ def plan_designs(
     return plan(margins, spreads, setting, np.random.default_rng(seed))
 
 
-def measured(
-    history: Sequence[str], group_size: int, watcher: Callable[[int, int, str], None]
-) -> Mapping[str, MetricSpread]:
+def measured(history: Sequence[str], group_size: int, watcher: Progress) -> Mapping[str, MetricSpread]:
     """The spreads in what there is: samples where there are some, curves where there are some."""
     rollouts, runs = [], []
     for number, source in enumerate(history):

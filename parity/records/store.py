@@ -88,10 +88,11 @@ def _dump_line(row: Mapping[str, Any]) -> bytes:
     return json.dumps(row, ensure_ascii=False).encode() + b"\n"
 
 
-def _append(path: Path, line: bytes) -> None:
+def append(path: Path, lines: bytes) -> None:
+    """Appends whole lines to a file, and returns when they outlive a loss of power."""
     new = not path.exists()
     with path.open("ab") as file:
-        file.write(line)
+        file.write(lines)
         file.flush()
         os.fsync(file.fileno())
     if new:
@@ -186,7 +187,7 @@ class RunStore:
 
     def append_event(self, event: str, time: float, **details: Any) -> None:
         """Appends one event; `time` is in seconds since the epoch."""
-        _append(self.path / "events.jsonl", _dump_line({"event": event, "time": time, **details}))
+        append(self.path / "events.jsonl", _dump_line({"event": event, "time": time, **details}))
 
     def append_metrics(self, row: Mapping[str, Any]) -> None:
         """Appends a finished step's metrics; `row["step"]` must be the step after the last finished one.
@@ -197,7 +198,7 @@ class RunStore:
         expected = self.finished_steps()
         if row.get("step") != expected:
             raise InputError(f"{self.path / 'metrics.jsonl'}: step {row.get('step')} where step {expected} is next")
-        _append(self.path / "metrics.jsonl", _dump_line(row))
+        append(self.path / "metrics.jsonl", _dump_line(row))
 
     def events(self) -> list[dict[str, Any]]:
         """All events, in the order they happened.

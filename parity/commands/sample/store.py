@@ -1,17 +1,16 @@
 """Samples and exchanges of both arms on disk.
 
-    <out>/sampling.json                               what was asked
+    <out>/sampling.json                               the configuration
     <out>/runs/<arm>-seed<k>/groups.exchanges.jsonl   one line a request
                              groups.samples.jsonl     one line a sample
     <out>/report/                                     report.md, report.json, junit.xml
 
-Both are written block by block. A block that was cut off is dropped when the directory is read, and asked for again.
+Both are written block by block. An incomplete block is dropped when the directory is reopened, and sampled again.
 """
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,7 @@ from parity.errors import UsageError
 from parity.records.exchanges import Exchange, read_exchanges
 from parity.records.samples import Rollout, Sample
 from parity.records.sampling import BLOCK, SamplingConfig
-from parity.records.store import read_json, write_atomically
+from parity.records.store import append, read_json, write_atomically
 from parity.sources.dumps.sample_lines import read_sample_lines
 
 FILE = "sampling.json"
@@ -43,7 +42,7 @@ class SamplingStore:
             UsageError: It holds a sampling already.
         """
         if (self.path / FILE).exists():
-            raise UsageError(f"{self.path} already holds samples: go on with --resume, or choose another --out")
+            raise UsageError(f"{self.path} already holds samples: continue with --resume, or choose another --out")
         for arm in self.config.arms:
             self._file(arm, "samples").parent.mkdir(parents=True, exist_ok=True)
         self._write(facts)
@@ -73,8 +72,9 @@ class SamplingStore:
 
     def append(self, arm: str, samples: Sequence[Sample], exchanges: Iterable[Exchange]) -> None:
         """Appends one arm's part of a block, exchanges first."""
-        _append(self._file(arm, "exchanges"), (orjson.dumps(exchange.to_json()) for exchange in exchanges))
-        _append(self._file(arm, "samples"), (json.dumps(sample.to_json()).encode() for sample in samples))
+        sent = b"".join(orjson.dumps(exchange.to_json()) + b"\n" for exchange in exchanges)
+        append(self._file(arm, "exchanges"), sent)
+        append(self._file(arm, "samples"), "".join(json.dumps(sample.to_json()) + "\n" for sample in samples).encode())
 
     def rollout(self, arm: str) -> Rollout:
         """All samples of an arm.
@@ -99,22 +99,15 @@ class SamplingStore:
 
 
 def read_config(path: Path) -> SamplingConfig:
-    """What was asked for in a directory.
+    """The configuration of the sampling in a directory.
 
     Raises:
-        UsageError: It holds no sampling.
+        UsageError: There is none.
         InputError: It cannot be read.
     """
     if not (path / FILE).exists():
-        raise UsageError(f"{path} holds no sampling to go on with: it has no {FILE}")
+        raise UsageError(f"{path} has no sampling to resume: {FILE} is missing")
     return SamplingConfig.from_json(read_json(path / FILE).get("config") or {})
-
-
-def _append(path: Path, lines: Iterable[bytes]) -> None:
-    with path.open("ab") as file:
-        file.write(b"".join(line + b"\n" for line in lines))
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _lines(path: Path) -> Iterator[tuple[bytes, int]]:
