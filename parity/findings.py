@@ -31,13 +31,13 @@ class Message(str):
     def __reduce__(self) -> tuple[Callable[..., Message], tuple[object, ...]]:
         return _message, (str(self), self.template, self.values)
 
-    def translated(self, catalogue: Callable[[str], str]) -> str:
-        """The text by a catalogue, which gives the template of another language for the English one."""
+    def translated(self, catalogue: Callable[[str], str]) -> Message:
+        """The same with its text by a catalogue, which gives the template of another language for the English one."""
         values = {
             name: value.translated(catalogue) if isinstance(value, Message) else value
             for name, value in self.values.items()
         }
-        return catalogue(self.template).format(**values)
+        return _message(catalogue(self.template).format(**values), self.template, self.values)
 
 
 def _shown_value(value: object) -> object:

@@ -159,9 +159,8 @@ def judge_curves(findings: Sequence[Finding], defaults: Collection[str] = ()) ->
     training = [finding for finding in findings if finding.level is Level.TRAINING]
     status = status_of_level(training, Level.TRAINING)
     decided = [finding for finding in training if finding.check in ("training_parity", "conditional_parity")]
-    reasons: list[str] = [
-        Message("{status}: {message}", status=finding.status.value.replace("_", " "), message=finding.message)
-        for finding in decided
+    reasons = [
+        Message("{status}: {message}", status=finding.status.words, message=finding.message) for finding in decided
     ]
     reasons += [finding.message for finding in training if finding.check == "worst_case"]
     if status is Status.FAIL:
@@ -200,10 +199,17 @@ def _check_margins(runs: Sequence[RecordedRun], margins: Mapping[str, float | No
 def _margin_findings(runs: Sequence[RunCurves], margins: Mapping[str, float | None]) -> list[Finding]:
     """Warnings of margins that nobody stated, and of stated ones that no difference of these runs could reach."""
     found = []
-    unstated = [f"{curve} ±{margin:g}" for curve, margin in RUN_CURVES.items() if margins.get(curve) == margin]
+    unstated = [
+        Message("{metric} ±{margin:g}", metric=curve, margin=margin)
+        for curve, margin in RUN_CURVES.items()
+        if margins.get(curve) == margin
+    ]
     if unstated:
-        message = f"margins by default, made for short answers and rewards from 0 to 1: {', '.join(unstated)}"
-        found.append(_warning("margin_defaults", Status.FAIL, f"{message}; state yours with --margin"))
+        message = Message(
+            "default margins, made for short answers and rewards from 0 to 1: {margins}; state yours with --margin",
+            margins=listed(unstated),
+        )
+        found.append(_warning("margin_defaults", Status.FAIL, message))
     for metric, margin in margins.items():
         values = [curve.values[np.isfinite(curve.values)] for run in runs if (curve := run.get(metric))]
         every = np.concatenate([*values, np.empty(0)])
@@ -213,9 +219,13 @@ def _margin_findings(runs: Sequence[RunCurves], margins: Mapping[str, float | No
             continue
         low, high = float(every.min()), float(every.max())
         if margin > max(high - low, abs(low), abs(high)):
-            message = (
-                f"{metric}: the margin of {margin:g} is wider than all that was recorded, {low:.4g} to {high:.4g}, so "
-                "that nothing could have failed; is it in the metric's unit?"
+            message = Message(
+                "{metric}: the margin of {margin:g} is wider than the range of all recorded values, {low:.4g} to "
+                "{high:.4g}, so no difference could fail; check that it is in the metric's unit",
+                metric=metric,
+                margin=margin,
+                low=low,
+                high=high,
             )
             found.append(_warning("margin_width", Status.FAIL, message, metric=metric))
     return found
@@ -226,15 +236,26 @@ def _reward_findings(runs: Sequence[RunCurves]) -> list[Finding]:
     lacking = [run for run in runs if REWARD not in run]
     if lacking:
         named = sorted({metric for run in lacking for metric in run if "reward" in metric or "score" in metric})
-        there = f"; recorded are {', '.join(named[:SHOWN])}" if named else ""
-        share = f"{len(lacking)} of {quantity(len(runs), 'runs')}"
-        message = f"{REWARD} is not in {share}{there}: --names maps what they call it to it"
+        message = Message(
+            "{metric} is missing from {missing} of {runs}",
+            metric=REWARD,
+            missing=len(lacking),
+            runs=quantity(len(runs), "runs"),
+        )
+        if named:
+            message = Message("{message}, which have {names}", message=message, names=listed(named[:SHOWN]))
+        message = Message("{message}: map its name in these runs with --names", message=message)
         return [_warning("reward_recorded", Status.INCONCLUSIVE, message)]
     values = np.unique(np.concatenate([run[REWARD].values for run in runs]))
     if len(values) == 1:
-        message = f"{REWARD} is {values[0]:g} at every step of every run: nothing was learnt that could differ"
+        message = Message(
+            "{metric} is {value:g} at every step of every run: nothing was learnt that could differ",
+            metric=REWARD,
+            value=float(values[0]),
+        )
         return [_warning("reward_recorded", Status.INCONCLUSIVE, message)]
-    return [_warning("reward_recorded", Status.PASS, f"{REWARD} is in all {quantity(len(runs), 'runs')} and varies")]
+    message = Message("{metric} is in all {runs} and varies", metric=REWARD, runs=quantity(len(runs), "runs"))
+    return [_warning("reward_recorded", Status.PASS, message)]
 
 
 def _curves(run: RecordedRun) -> RunCurves:
@@ -246,25 +267,35 @@ def _source_findings(runs: Sequence[RecordedRun]) -> list[Finding]:
     found = []
     for run in runs:
         steps = max(len(curve.steps) for curve in run.curves.values())
-        size = f"{quantity(len(run.curves), 'metrics')} of up to {quantity(steps, 'steps')}"
-        given = f"{run.name}: {run.format} with {size}"
+        given = Message(
+            "{run}: {format} with {metrics} of up to {steps}",
+            run=run.name,
+            format=run.format,
+            metrics=quantity(len(run.curves), "metrics"),
+            steps=quantity(steps, "steps"),
+        )
         if run.skipped:
-            message = f"{given}; left out: {'; '.join(run.skipped)}"
+            message = Message("{message}; left out: {skipped}", message=given, skipped=listed(run.skipped, "; "))
             found.append(_warning("source", Status.NOT_COMPARED, message, run.name, skipped=list(run.skipped)))
         else:
             found.append(_warning("source", Status.PASS, given, run.name, checked=len(run.curves)))
         if run.zero_may_be_nan and (odd := [name for name, curve in run.curves.items() if odd_zeros(curve).any()]):
-            message = f"{run.name}: {run.format} stores NaN as 0; lone zeros are read as NaN in {', '.join(odd)}"
+            message = Message(
+                "{run}: {format} stores NaN as 0; lone zeros are read as NaN in {metrics}",
+                run=run.name,
+                format=run.format,
+                metrics=listed(odd),
+            )
             found.append(_warning("zeros_of_nan", Status.FAIL, message, run.name, metrics=odd))
         if run.incidents:
-            counted = ", ".join(f"{count} x {name}" for name, count in run.incidents.items())
-            message = f"{run.name}: {counted}"
+            counts = listed(f"{count} x {name}" for name, count in run.incidents.items())
+            message = Message("{run}: {incidents}", run=run.name, incidents=counts)
             found.append(_warning("incidents", Status.FAIL, message, run.name, counts=dict(run.incidents)))
     return found
 
 
 def _warning(
-    check: str, status: Status, message: str, run: str | None = None, metric: str | None = None, **evidence: Any
+    check: str, status: Status, message: Message, run: str | None = None, metric: str | None = None, **evidence: Any
 ) -> Finding:
     where = Where(run=run, field=metric)
     return Finding(check, Level.TRAINING, status, message, where, severity=Severity.WARNING, evidence=evidence)
@@ -326,7 +357,7 @@ def _sound_history(history: Sequence[RunCurves]) -> tuple[list[RunCurves], list[
     }
     if not onsets:
         return list(history), []
-    message = f"left out of the history, because they collapsed: {', '.join(onsets)}"
+    message = Message("left out of the history, because they collapsed: {runs}", runs=listed(onsets))
     sound = [run for run in history if REWARD not in run or run[REWARD].run not in onsets]
     return sound, [_warning("history", Status.FAIL, message, onsets=onsets)]
 
@@ -342,14 +373,18 @@ def _conditional(
     """The deciding metrics among the runs that did not collapse."""
     sound = [[run for run in runs if run[REWARD].run not in onsets] for runs in (baseline, experiment)]
     if not all(sound):
-        message = "among runs that did not collapse: an arm has none, so that nothing can be compared"
+        message = Message("no run of one arm is left that did not collapse, so nothing can be compared")
         return [Finding("conditional_parity", Level.TRAINING, Status.INCONCLUSIVE, message)]
-    selected = " (selected: the rates of collapse differ)" if collapse.status is Status.FAIL else ""
+    template = (
+        "among runs that did not collapse (selected: the rates of collapse differ): {message}"
+        if collapse.status is Status.FAIL
+        else "among runs that did not collapse: {message}"
+    )
     return [
         replace(
             finding,
             check="conditional_parity",
-            message=f"among runs that did not collapse{selected}: {finding.message}",
+            message=Message(template, message=finding.message),
         )
         for finding in training_findings(sound[0], sound[1], asked.margins, asked.minimum_steps, history)
     ]

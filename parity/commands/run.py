@@ -22,7 +22,7 @@ from parity.contract_checks import (
 )
 from parity.errors import InputError
 from parity.evidence.replay import compare_twin_steps
-from parity.findings import Finding, Level, Message, Status, Where, judge, listed, quantity
+from parity.findings import Finding, Level, Message, Status, Where, judge, listed, quantity, term
 from parity.metrics import RunCurves, curves_of_run, rollout_metrics
 from parity.records.exchanges import Exchange
 from parity.records.experiment import (
@@ -369,15 +369,10 @@ def _sum(check: str, alike: Sequence[Finding]) -> list[Finding]:
         missing=f"{counts['not_compared']:,}",
         all=quantity(counts["checked"] + counts["not_compared"], unit),
         runs=quantity(runs, "runs"),
-        rule=_RULE_OF_CHECK[check] if passed else "",
-        reason="" if passed else _reason(alike[0].message),
+        rule=term(_RULE_OF_CHECK[check]) if passed else "",
+        reason="" if passed else alike[0].message.values["missing"],
     )
     return [replace(alike[0], where=Where(), message=message, evidence={**counts, "unit": unit, "runs": runs})]
-
-
-def _reason(message: str) -> str:
-    """Why nothing was compared: the part of the message after how much."""
-    return message.partition(": ")[2]
 
 
 def _trajectory_findings(pairs: Sequence[_ReadPair], config: ExperimentConfig) -> list[Finding]:

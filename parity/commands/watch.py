@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from parity.commands.check import check_sources
 from parity.contract_checks import Rules, check_batches, check_exchanges
 from parity.errors import InputError
-from parity.findings import Finding, Level, Status, Verdict, judge, quantity
+from parity.findings import Finding, Level, Message, Status, Verdict, judge, quantity
 from parity.records.exchanges import Exchange
 from parity.records.experiment import ExperimentConfig
 from parity.records.json_lines import read_appended
@@ -298,9 +298,9 @@ def judge_recording(directory: Path, seen: Watch) -> WatchResult:
     for trajectory in seen.trajectories.values():
         found += trajectory_findings(trajectory)
     if not seen.trajectories:
-        message = (
-            f"no group's arm was drawn between two arms in {quantity(seen.steps, 'steps')}: "
-            "assign them by probe or switchback"
+        message = Message(
+            "no group's arm was drawn between two arms in {steps}: assign groups by probe or switchback",
+            steps=quantity(seen.steps, "steps"),
         )
         found.append(Finding("trajectory_evidence", Level.SAMPLING, Status.NOT_COMPARED, message))
     return WatchResult(tuple(found), checked.counts, judge(found))
@@ -311,14 +311,21 @@ def _of_last(last: int | None, finding: Finding) -> Finding:
     step = finding.where.rollout_id
     if not finding.fails or finding.check != ANSWERED or step is None or last is None or step < last:
         return finding
-    message = f"{finding.message}; the last rollout recorded may still be going on: look again"
+    message = Message(
+        "{message}; the last recorded rollout may still be running: look again later", message=finding.message
+    )
     return replace(finding, status=Status.INCONCLUSIVE, message=message)
 
 
 def _unread(checked: CheckResult) -> list[Finding]:
     """Files that could not be read whole leave the contract open."""
     return [
-        Finding("files_read", Level.CONTRACT, Status.INCONCLUSIVE, f"{one.path}: {one.reason}")
-        for one in checked.omissions
-        if one.damaged
+        Finding(
+            "files_read",
+            Level.CONTRACT,
+            Status.INCONCLUSIVE,
+            Message("{path}: {reason}", path=omission.path, reason=omission.reason),
+        )
+        for omission in checked.omissions
+        if omission.damaged
     ]

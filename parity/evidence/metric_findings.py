@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from parity.evidence.cost.paired_ratio import RatioResult, paired_log_ratio
+from parity.evidence.cost.paired_ratio import paired_log_ratio
 from parity.evidence.training.collapse import collapse_rates, detect_collapse
 from parity.evidence.values import ALPHA, Interval
-from parity.findings import Finding, Level, Status, Verdict, Where, quantity
+from parity.findings import Finding, Level, Message, Status, Verdict, Where, listed, quantity
 from parity.metrics import AlignedRuns, Curve, RunCurves, align
 from parity.records.metric_names import (
     ENGINE_BALANCE,
@@ -70,7 +70,13 @@ def collapse_finding(baseline: Sequence[RunCurves], experiment: Sequence[RunCurv
     arms = _arms(baseline, experiment)
     lacking = sum(REWARD not in run for _, runs in arms for run in runs)
     if lacking or not baseline or not experiment:
-        message = f"collapse: {REWARD} is not recorded in {lacking} of {len(baseline)} + {len(experiment)} runs"
+        message = Message(
+            "collapse: {metric} is not recorded in {missing} of {baseline} + {experiment} runs",
+            metric=REWARD,
+            missing=lacking,
+            baseline=len(baseline),
+            experiment=len(experiment),
+        )
         return _collapse(REWARD, Status.NOT_COMPARED, message, {})
     found = {arm: [detect_collapse(run[REWARD]) for run in runs] for arm, runs in arms}
     counts = {arm: (sum(run.onset is not None for run in runs), len(runs)) for arm, runs in found.items()}
@@ -79,13 +85,24 @@ def collapse_finding(baseline: Sequence[RunCurves], experiment: Sequence[RunCurv
     suspects = [run.run for runs in found.values() for run in runs if run.suspect]
     message = rates.sentence
     if onsets:
-        chance = f"posterior P(experiment higher) = {rates.probability:.2f}"
-        message += f"; {chance} under Jeffreys' prior Beta(1/2, 1/2), which makes most of it with few runs"
+        message = Message(
+            "{message}; posterior P(experiment higher) = {chance:.2f} under Jeffreys' prior Beta(1/2, 1/2), which "
+            "dominates with few runs",
+            message=message,
+            chance=rates.probability,
+        )
     if suspects:
-        message += f"; {', '.join(suspects)} ended in a fall too short to judge"
+        message = Message(
+            "{message}; {runs} ended in a fall too short to judge", message=message, runs=listed(suspects)
+        )
     if not onsets and not suspects:
         bounds = [1 - 0.05 ** (1 / counts[arm][1]) for arm, _ in arms]
-        message = f"no run collapsed, which leaves rates up to {bounds[0]:.0%} (baseline) and {bounds[1]:.0%} possible"
+        message = Message(
+            "no run collapsed, which leaves rates up to {baseline:.0%} (baseline) and {experiment:.0%} (experiment) "
+            "possible",
+            baseline=bounds[0],
+            experiment=bounds[1],
+        )
     differ = rates.p < ALPHA
     status = Status.FAIL if differ else Status.INCONCLUSIVE if onsets or suspects else Status.PASS
     evidence = {
@@ -144,17 +161,26 @@ def cost_findings(pairs: Sequence[tuple[RunCurves, RunCurves]], warm_up: int = 2
 
 def _requests_finding(pairs: Sequence[tuple[RunCurves, RunCurves]]) -> Finding:
     aligned = _aligned_pairs(REQUESTS, pairs)
-    if isinstance(aligned, str):
+    if isinstance(aligned, Message):
         return _cost("requests", REQUESTS, Status.NOT_COMPARED, aligned, {})
     baseline, experiment = (float(sum(pair.values[row].sum() for pair in aligned)) for row in (0, 1))
     steps = sum(len(pair.steps) for pair in aligned)
     if not (np.isfinite(baseline + experiment) and baseline > 0):
-        message = f"requests: {baseline:g} and {experiment:g} over {quantity(steps, 'steps')} cannot be compared"
+        message = Message(
+            "{baseline:g} and {experiment:g} requests over {steps} cannot be compared",
+            baseline=baseline,
+            experiment=experiment,
+            steps=quantity(steps, "steps"),
+        )
         return _cost("requests", REQUESTS, Status.INCONCLUSIVE, message, {"steps": steps})
     status = Status.PASS if experiment <= baseline else Status.FAIL
-    message = (
-        f"requests: {baseline:,.0f} of the baseline and {experiment:,.0f} of the experiment "
-        f"over the same {quantity(steps, 'steps')}, ratio {experiment / baseline:.4g}"
+    message = Message(
+        "{baseline:,.0f} of the baseline and {experiment:,.0f} of the experiment over the same {steps}, "
+        "ratio {ratio:.4g}",
+        baseline=baseline,
+        experiment=experiment,
+        steps=quantity(steps, "steps"),
+        ratio=experiment / baseline,
     )
     evidence = {"baseline": baseline, "experiment": experiment, "ratio": experiment / baseline, "steps": steps}
     return _cost("requests", REQUESTS, status, message, evidence)
@@ -163,12 +189,18 @@ def _requests_finding(pairs: Sequence[tuple[RunCurves, RunCurves]]) -> Finding:
 def _ratio_finding(cost: CostMetric, pairs: Sequence[tuple[RunCurves, RunCurves]], warm_up: int) -> Finding:
     check, metric = cost.check, cost.name
     aligned, lengths = _aligned_pairs(metric, pairs, warm_up), _aligned_pairs(RESPONSE_LENGTH, pairs, warm_up)
-    if isinstance(aligned, str) or isinstance(lengths, str):
-        lacking = next(outcome for outcome in (aligned, lengths) if isinstance(outcome, str))
-        return _cost(check, metric, Status.NOT_COMPARED, lacking, {})
+    for curves in (aligned, lengths):
+        if isinstance(curves, Message):
+            return _cost(check, metric, Status.NOT_COMPARED, curves, {})
+    assert not isinstance(aligned, Message) and not isinstance(lengths, Message)
     bad = [pair for pair in (*aligned, *lengths) if not ((pair.values > 0) & np.isfinite(pair.values)).all()]
     if bad:
-        message = f"{metric}: {bad[0].metric} of {' and '.join(bad[0].runs)} holds values that are not positive"
+        message = Message(
+            "{metric}: {curve} of {runs} has values that are not positive",
+            metric=metric,
+            curve=bad[0].metric,
+            runs=listed(bad[0].runs, " and "),
+        )
         return _cost(check, metric, Status.INCONCLUSIVE, message, {})
     tokens = [float(np.concatenate([pair.values[row] for pair in lengths]).mean()) for row in (0, 1)]
     result = paired_log_ratio(aligned)
@@ -186,27 +218,43 @@ def _ratio_finding(cost: CostMetric, pairs: Sequence[tuple[RunCurves, RunCurves]
         "notes": [note for pair in aligned for note in pair.notes()],
         "response_tokens": tokens,
     }
-    message = (
-        f"{metric}: ratio {_ratio_text(result)} over {quantity(result.units, 'interleaved steps')} "
-        f"in {quantity(result.pairs, 'pairs')} of runs"
+    message = Message(
+        "{metric}: ratio {ratio} over {steps} in {pairs} of runs",
+        metric=metric,
+        ratio=ratio_text(result.ratio, result.ci95, listed(result.warnings, "; ")),
+        steps=quantity(result.units, "interleaved steps"),
+        pairs=quantity(result.pairs, "pairs"),
     )
     if abs(tokens[1] / tokens[0] - 1) > LARGEST_TOKEN_DIFFERENCE:
-        void = f"; void, because mean response tokens differ by {tokens[1] / tokens[0] - 1:+.1%} (limit 1 %)"
-        return _cost(check, metric, Status.INCONCLUSIVE, message + void, evidence)
+        message = Message(
+            "{message}; void, because mean response tokens differ by {excess:+.1%} (limit 1 %)",
+            message=message,
+            excess=tokens[1] / tokens[0] - 1,
+        )
+        return _cost(check, metric, Status.INCONCLUSIVE, message, evidence)
     return _cost(check, metric, status_of_ratio(result.ci95, cost.smaller_is_better), message, evidence)
 
 
 def _aligned_pairs(
     metric: str, pairs: Sequence[tuple[RunCurves, RunCurves]], warm_up: int = 0
-) -> list[AlignedRuns] | str:
+) -> list[AlignedRuns] | Message:
     """The pairs' curves at their common steps without the warm-up, or why there are none."""
     lacking = sum(metric not in run for pair in pairs for run in pair)
     if not pairs or lacking:
-        return f"{metric}: not recorded in {lacking} of {2 * len(pairs)} runs"
+        return Message(
+            "{metric}: not recorded in {missing} of {runs}",
+            metric=metric,
+            missing=lacking,
+            runs=quantity(2 * len(pairs), "runs"),
+        )
     curves = [[_without_warm_up(run[metric], warm_up) for run in pair] for pair in pairs]
     aligned = [align(pair) for pair in curves if all(len(curve.steps) for curve in pair)]
     if len(aligned) < len(pairs) or any(not len(pair.steps) for pair in aligned):
-        return f"{metric}: a pair of runs has no common step after {quantity(warm_up, 'steps')} of warm-up"
+        return Message(
+            "{metric}: a pair of runs has no common step after {steps} of warm-up",
+            metric=metric,
+            steps=quantity(warm_up, "steps"),
+        )
     return aligned
 
 
@@ -221,7 +269,8 @@ def status_of_ratio(ci95: Interval | None, smaller_is_better: bool) -> Status:
     return Status.PASS if (ci95[1] < 1) == smaller_is_better else Status.FAIL
 
 
-def _ratio_text(result: RatioResult) -> str:
-    if result.ci95 is None:
-        return f"{result.ratio:.4g} (no interval: {'; '.join(result.warnings)})"
-    return f"{result.ratio:.4g} (95 % interval {result.ci95[0]:.4g} to {result.ci95[1]:.4g})"
+def ratio_text(ratio: float, ci95: Interval | None, why: str) -> Message:
+    """A ratio with its interval, or why it has none."""
+    if ci95 is None:
+        return Message("{ratio:.4g} ({why})", ratio=ratio, why=why)
+    return Message("{ratio:.4g} (95 % interval {low:.4g} to {high:.4g})", ratio=ratio, low=ci95[0], high=ci95[1])

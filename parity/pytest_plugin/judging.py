@@ -23,7 +23,7 @@ from parity.contract_checks import (
 )
 from parity.errors import InputError, UsageError
 from parity.evidence.replay import compare_twins
-from parity.findings import Finding, Level, Status, quantity
+from parity.findings import Finding, Level, Message, Status, quantity
 from parity.records.exchanges import Exchange, read_exchanges
 from parity.records.samples import Rollout, Sample
 from parity.records.store import read_json
@@ -109,8 +109,12 @@ def _account_findings(rollout: Rollout, exchanges: Sequence[Exchange], chunk: in
     assigned = assign(exchanges, rollout)
     lone = sum(exchange.status == 200 and exchange.group_index is None for exchange in assigned)
     if lone:  # as in turns of a conversation, whose samples hold more than one answer
-        reason = f"{lone} of {quantity(len(exchanges), 'requests')} are for a prompt that is not that of one group"
-        message = f"samples are not compared with their exchanges: {reason}"
+        message = Message(
+            "samples are not compared with their exchanges: {lone} of {requests} are for a prompt that belongs to no "
+            "group or to several",
+            lone=lone,
+            requests=quantity(len(exchanges), "requests"),
+        )
         return [Finding("requests_accounted", Level.CONTRACT, Status.NOT_COMPARED, message)]
     return [*check_accounting(rollout, assigned, chunk), *_dropped(assigned)]
 
@@ -120,9 +124,12 @@ def _dropped(assigned: Sequence[Exchange]) -> list[Finding]:
     failed = [exchange for exchange in assigned if exchange.group_index is None]
     if not failed:
         return []
-    message = (
-        f"{len(failed)} of {len(assigned)} requests failed for a prompt that no sample has, the first with status "
-        f"{failed[0].status}: its group was left out"
+    message = Message(
+        "{failed} of {requests} failed for a prompt that no sample has, the first with status {status}: its group was "
+        "left out",
+        failed=len(failed),
+        requests=quantity(len(assigned), "requests"),
+        status=failed[0].status,
     )
     return [Finding("requests_accounted", Level.CONTRACT, Status.FAIL, message)]
 

@@ -51,7 +51,7 @@ TERMS = (
     *(level.word for level in Level),
     *(status.words for status in Status),
     *("start", "step", "retry", "engine restart", "resume", "abort", "end", "collapse"),
-    *("completed", "aborted", "not recorded"),
+    *("completed", "complete", "early", "aborted", "not recorded"),
 )
 """What events, runs and findings are named by: words of reports that stand in no template."""
 

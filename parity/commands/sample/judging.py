@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from parity.contract_checks import Rules, check_arms, check_recording
-from parity.findings import Finding, Level, Status, Where, quantity
+from parity.findings import Finding, Level, Message, Status, Where, listed, quantity
 from parity.records.exchanges import Exchange
 from parity.records.samples import Rollout
 from parity.records.sampling import SamplingConfig
@@ -38,13 +38,18 @@ def _way_finding(arm: str, rollout: Rollout) -> Finding:
     other = int(np.sum(used != arm))
     evidence = {"checked": len(used), "failed": other}
     if not len(used):
-        return Finding("arm_used", Level.CONTRACT, Status.NOT_COMPARED, "no sample was drawn", evidence=evidence)
-    message = f"{quantity(len(used), 'samples')}: each came by the arm that was asked for"
+        none = Message("no sample was drawn")
+        return Finding("arm_used", Level.CONTRACT, Status.NOT_COMPARED, none, evidence=evidence)
+    samples = quantity(len(used), "samples")
+    message = Message("{samples} came by the arm that was asked for", samples=samples)
     if other:
         ways = sorted({str(way) for way in used} - {arm})
-        message = (
-            f"{other} of {quantity(len(used), 'samples')} fell back to {', '.join(ways)}, "
-            f"so that {arm} is not what was sampled"
+        message = Message(
+            "{other} of {samples} fell back to {arms}, so {arm} is not what was sampled",
+            other=other,
+            samples=samples,
+            arms=listed(ways),
+            arm=arm,
         )
     status = Status.INCONCLUSIVE if other else Status.PASS
     return Finding("arm_used", Level.CONTRACT, status, message, Where(field="arm"), arm, evidence=evidence)

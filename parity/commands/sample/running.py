@@ -28,7 +28,7 @@ from parity.engines.client import Waits
 from parity.engines.designs import check_free_groups
 from parity.engines.detection import detect_determinism
 from parity.engines.router import engine_words
-from parity.findings import Finding, Level, Status, judge
+from parity.findings import Finding, Level, Message, Status, judge
 from parity.records.provenance import commit, versions
 from parity.records.samples import Rollout, Sample
 from parity.records.sampling import BLOCK, SamplingConfig
@@ -227,7 +227,8 @@ def _recorded_blocks(store: SamplingStore) -> Iterator[tuple[Rollout, Rollout]]:
 
 
 def _refusal(message: str) -> Finding:
-    return Finding("response_refused", Level.CONTRACT, Status.FAIL, f"an answer breaks the protocol: {message}")
+    reason = Message("an answer breaks the protocol: {reason}", reason=message)
+    return Finding("response_refused", Level.CONTRACT, Status.FAIL, reason)
 
 
 def _source(config: SamplingConfig, task: Task, prompts: Sequence[Prompt] | None, policy: Path | None) -> Source:

@@ -97,7 +97,11 @@ def findings_of(check: Check, outcome: Outcome, unit: str, level: Level = Level.
     elif not outcome.checked:
         findings.append(
             finding(
-                Status.NOT_COMPARED, Message("not compared: not applicable, no {unit} of this kind", unit=term(unit))
+                Status.NOT_COMPARED,
+                Message(
+                    "not compared: {missing}",
+                    missing=Message("not applicable, no {unit} of this kind", unit=term(unit)),
+                ),
             )
         )
     return findings

@@ -10,6 +10,7 @@ from scipy import fft, stats
 
 from parity.errors import InputError
 from parity.evidence.values import Interval
+from parity.findings import Message, quantity
 from parity.metrics import AlignedRuns
 
 FEWEST_STEPS = 8
@@ -64,7 +65,7 @@ def paired_log_ratio(pairs: Sequence[AlignedRuns]) -> RatioResult:
     estimate, units = float(logs.mean()), len(logs)
     ratio = float(np.exp(estimate))
     if min(map(len, series)) < FEWEST_STEPS:
-        few = f"fewer than {FEWEST_STEPS} steps in a pair are too few for an interval"
+        few = Message("no interval: a pair has fewer than {steps}", steps=quantity(FEWEST_STEPS, "steps"))
         return RatioResult(ratio, None, None, units, len(pairs), warnings=(few,))
     projections = [fft.dct(one, norm="ortho")[1 : 1 + round(0.4 * len(one) ** (2 / 3))] for one in series]
     between = [np.sqrt(len(one)) * (one.mean() - estimate) for one in series]

@@ -13,11 +13,12 @@ from parity.evidence.metric_findings import (
     CostMetric,
     cost_metrics,
     metric_finding,
+    ratio_text,
     status_of_ratio,
 )
 from parity.evidence.two_samples import two_sample
 from parity.evidence.values import Floats, Interval
-from parity.findings import Finding, Level, Status, quantity
+from parity.findings import Finding, Level, Message, Status, quantity
 from parity.metrics import AlignedRuns, RunCurves, align
 from parity.records.metric_names import RESPONSE_LENGTH
 
@@ -54,14 +55,14 @@ def run_ratio(baseline: Floats, experiment: Floats) -> RunRatio:
     first, second = np.log(baseline), np.log(experiment)
     units = len(first), len(second)
     if max(units) == 1:
-        return RunRatio(float(np.exp(second[0] - first[0])), None, None, units, "one run an arm: no interval")
+        return RunRatio(float(np.exp(second[0] - first[0])), None, None, units, Message("one run an arm: no interval"))
     if units[0] == units[1]:
         differences = second - first
         estimate, error = float(differences.mean()), float(differences.std(ddof=1) / np.sqrt(units[0]))
-        freedom, method = float(units[0] - 1), "paired t on the log ratio of runs"
+        freedom, method = float(units[0] - 1), Message("paired t on the log ratio of runs")
     else:
         estimate, error, freedom = map(float, two_sample(first, second, min(units) == 1))
-        method = "Welch t on the log of one number a run"
+        method = Message("Welch t on the log of one number a run")
     half = float(stats.t.ppf(0.975, freedom)) * error
     p = float(2 * stats.t.sf(abs(estimate) / error, freedom)) if error > 0 else None
     interval = float(np.exp(estimate - half)), float(np.exp(estimate + half))
@@ -86,21 +87,27 @@ def run_cost_findings(baseline: Sequence[RunCurves], experiment: Sequence[RunCur
 def _ratio_finding(cost: CostMetric, baseline: Sequence[RunCurves], experiment: Sequence[RunCurves]) -> Finding:
     check, metric = cost.check, cost.name
     steady = [_steady(name, [*baseline, *experiment]) for name in (metric, RESPONSE_LENGTH)]
-    lacking = next((outcome for outcome in steady if isinstance(outcome, str)), None)
+    lacking = next((outcome for outcome in steady if isinstance(outcome, Message)), None)
     if lacking is not None:
         return metric_finding(Level.COST, check, metric, Status.NOT_COMPARED, lacking, {})
-    times, lengths = (outcome for outcome in steady if not isinstance(outcome, str))
+    times, lengths = (outcome for outcome in steady if not isinstance(outcome, Message))
     split = len(baseline)
     for aligned in (times, lengths):
         bad = [run for run, row in zip(aligned.runs, aligned.values, strict=True) if not _positive(row)]
         if bad:
-            message = f"{metric}: {aligned.metric} of {bad[0]} holds values that are not positive"
+            message = Message(
+                "{metric}: {curve} of {runs} has values that are not positive",
+                metric=metric,
+                curve=aligned.metric,
+                runs=bad[0],
+            )
             return metric_finding(Level.COST, check, metric, Status.INCONCLUSIVE, message, {})
     means = np.exp(np.log(times.values).mean(axis=1))
     result = run_ratio(means[:split], means[split:])
     tokens = [float(rows.mean()) for rows in (lengths.values[:split], lengths.values[split:])]
+    steps, first = quantity(len(times.steps), "steps"), int(times.steps[0])
     evidence = {
-        "summary": f"geometric mean over {quantity(len(times.steps), 'steps')} from {times.steps[0]} on",
+        "summary": Message("geometric mean over {steps} from {first} on", steps=steps, first=first),
         "baseline": float(means[:split].mean()),
         "experiment": float(means[split:].mean()),
         "ratio": result.ratio,
@@ -112,33 +119,47 @@ def _ratio_finding(cost: CostMetric, baseline: Sequence[RunCurves], experiment: 
         "response_tokens": tokens,
         "notes": list(times.notes()),
     }
-    window = f"{quantity(len(times.steps), 'steps')} from {times.steps[0]} on, {split} + {len(means) - split} runs"
-    message = f"{metric}: ratio {_text(result)} over {window}"
+    message = Message(
+        "{metric}: ratio {ratio} over {steps} from {first} on, {baseline} + {experiment} runs",
+        metric=metric,
+        ratio=ratio_text(result.ratio, result.ci95, result.method),
+        steps=steps,
+        first=first,
+        baseline=split,
+        experiment=len(means) - split,
+    )
     excess = tokens[1] / tokens[0] - 1
     if abs(excess) > LARGEST_TOKEN_DIFFERENCE:
-        message += f"; void, because mean response tokens differ by {excess:+.1%} (limit 1 %)"
+        message = Message(
+            "{message}; void, because mean response tokens differ by {excess:+.1%} (limit 1 %)",
+            message=message,
+            excess=excess,
+        )
         return metric_finding(Level.COST, check, metric, Status.INCONCLUSIVE, message, evidence)
     status = status_of_ratio(result.ci95, cost.smaller_is_better)
     return metric_finding(Level.COST, check, metric, status, message, evidence)
 
 
-def _steady(metric: str, runs: Sequence[RunCurves]) -> AlignedRuns | str:
+def _steady(metric: str, runs: Sequence[RunCurves]) -> AlignedRuns | Message:
     """A metric at the steps that all runs have, without the warm-up, or why there are none."""
     lacking = sum(metric not in run for run in runs)
     if lacking:
-        return f"{metric}: not recorded in {lacking} of {len(runs)} runs"
+        return Message(
+            "{metric}: not recorded in {missing} of {runs}",
+            metric=metric,
+            missing=lacking,
+            runs=quantity(len(runs), "runs"),
+        )
     aligned = align([run[metric] for run in runs])
     if len(aligned.steps) <= WARM_UP:
-        common = quantity(len(aligned.steps), "steps")
-        return f"{metric}: the runs have {common} in common, more than {WARM_UP} are needed"
+        return Message(
+            "{metric}: the runs have {steps} in common, more than {needed} are needed",
+            metric=metric,
+            steps=quantity(len(aligned.steps), "steps"),
+            needed=WARM_UP,
+        )
     return replace(aligned, steps=aligned.steps[WARM_UP:], values=aligned.values[:, WARM_UP:])
 
 
 def _positive(row: Floats) -> bool:
     return bool(((row > 0) & np.isfinite(row)).all())
-
-
-def _text(result: RunRatio) -> str:
-    if result.ci95 is None:
-        return f"{result.ratio:.4g} ({result.method})"
-    return f"{result.ratio:.4g} (95 % interval {result.ci95[0]:.4g} to {result.ci95[1]:.4g})"

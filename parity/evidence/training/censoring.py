@@ -13,7 +13,7 @@ from statsmodels.duration.survfunc import survdiff
 
 from parity.evidence.training.collapse import collapse_rates
 from parity.evidence.values import ALPHA
-from parity.findings import Finding, Level, Status, quantity
+from parity.findings import Finding, Level, Message, Status, listed, quantity, term
 
 COMPLETE, EARLY = "complete", "early"
 
@@ -54,7 +54,9 @@ def censoring_finding(baseline: Sequence[Ending], experiment: Sequence[Ending]) 
         "units": [len(baseline), len(experiment)],
     }
     if not any(cut.values()):
-        message = f"all {len(baseline)} + {len(experiment)} runs reached the end"
+        message = Message(
+            "all {baseline} + {experiment} runs reached the end", baseline=len(baseline), experiment=len(experiment)
+        )
         return Finding("runs_cut_off", Level.TRAINING, Status.PASS, message, evidence=evidence)
     counts = [[cut["experiment"], cut["baseline"]]]
     counts.append([len(experiment) - cut["experiment"], len(baseline) - cut["baseline"]])
@@ -62,23 +64,37 @@ def censoring_finding(baseline: Sequence[Ending], experiment: Sequence[Ending]) 
     p_rate = 1.0 if everywhere else float(stats.barnard_exact(counts).pvalue)
     p_time = log_rank(baseline, experiment)
     differ = min(p for p in (p_rate, p_time) if p is not None) < ALPHA
-    described = "; ".join(f"{arm}: {_described(kinds)}" for arm, kinds in table.items())
-    tests = f"Barnard p = {p_rate:.2g}" + (f", log-rank p = {p_time:.2g}" if p_time is not None else "")
-    told = "so that the runs left are selected" if differ else "a difference between the arms is not shown"
+    tests = [Message("Barnard p = {p:.2g}", p=p_rate)]
+    tests += [] if p_time is None else [Message("log-rank p = {p:.2g}", p=p_time)]
+    message = Message(
+        "runs were cut off ({endings}; {tests}), {conclusion}",
+        endings=listed(
+            [Message("{arm}: {endings}", arm=term(arm), endings=_counts(table[arm])) for arm in table], "; "
+        ),
+        tests=listed(tests),
+        conclusion=Message("so the remaining runs are selected")
+        if differ
+        else Message("a difference between the arms is not shown"),
+    )
     if any(EARLY in kinds for kinds in table.values()):
-        told += "; say --ended RUN=completed of runs that were to end there"
+        message = Message("{message}; state runs that were to end there by --ended RUN=completed", message=message)
     return Finding(
         "runs_cut_off",
         Level.TRAINING,
         Status.INCONCLUSIVE if differ else Status.PASS,
-        f"runs were cut off ({described}; {tests}), {told}",
+        message,
         observed=cut["experiment"],
-        evidence={**evidence, "p_rate": p_rate, "p_time": p_time, "method": "Barnard's exact test, log-rank test"},
+        evidence={
+            **evidence,
+            "p_rate": p_rate,
+            "p_time": p_time,
+            "method": Message("Barnard's exact test, log-rank test"),
+        },
     )
 
 
-def _described(kinds: Mapping[str, int]) -> str:
-    return ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+def _counts(kinds: Mapping[str, int]) -> Message:
+    return listed(Message("{count} {ending}", count=count, ending=term(kind)) for kind, count in kinds.items())
 
 
 def log_rank(baseline: Sequence[Ending], experiment: Sequence[Ending]) -> float | None:
@@ -114,8 +130,14 @@ def worst_case_finding(
     seen = [sum(ending.run in collapsed for ending in endings) for endings in (experiment, baseline)]
     rates = collapse_rates((seen[0] + len(imputed), len(experiment)), (seen[1], len(baseline)))
     harm = rates.p_harm < ALPHA
-    told = "the experiment would then collapse more often" if harm else "that would still not show a higher rate"
-    message = f"had the {quantity(len(imputed), 'runs')} cut off in the experiment collapsed, {told}"
+    message = Message(
+        "had the {runs} cut off in the experiment collapsed, {conclusion} (Boschloo p = {p:.2g})",
+        runs=quantity(len(imputed), "runs"),
+        conclusion=Message("the experiment would collapse more often")
+        if harm
+        else Message("that would still not show a higher rate"),
+        p=rates.p_harm,
+    )
     evidence = {"imputed": imputed, "experiment": rates.experiment, "baseline": rates.baseline, "p_harm": rates.p_harm}
     status = Status.INCONCLUSIVE if harm else Status.PASS
     return [
@@ -123,7 +145,7 @@ def worst_case_finding(
             "worst_case",
             Level.TRAINING,
             status,
-            f"{message} (Boschloo p = {rates.p_harm:.2g})",
+            message,
             evidence={**evidence, "unit": "run", "units": [len(baseline), len(experiment)]},
         )
     ]

@@ -10,7 +10,7 @@ from statsmodels.stats.proportion import confint_proportions_2indep
 
 from parity.errors import UsageError
 from parity.evidence.values import ALPHA, Interval
-from parity.findings import quantity
+from parity.findings import Message, quantity
 from parity.metrics import Curve
 
 WINDOW = 5
@@ -76,9 +76,9 @@ class RateComparison:
     p: float
     p_harm: float
     probability: float
-    sentence: str
+    sentence: Message
     unit: str = "run"
-    method: str = "Barnard's and Boschloo's exact tests, Newcombe's interval"
+    method: str = Message("Barnard's and Boschloo's exact tests, Newcombe's interval")
 
 
 def collapse_rates(experiment: tuple[int, int], baseline: tuple[int, int]) -> RateComparison:
@@ -96,8 +96,7 @@ def collapse_rates(experiment: tuple[int, int], baseline: tuple[int, int]) -> Ra
     p = 1.0 if constant else float(stats.barnard_exact(table).pvalue)
     p_harm = 1.0 if constant else float(stats.boschloo_exact(table, alternative="greater").pvalue)
     low, high = confint_proportions_2indep(k1, n1, k0, n0, method="newcomb", compare="diff")
-    counts = f"collapse in {k1} of {quantity(n1, 'runs')} of the experiment and {k0} of {n0} of the baseline"
-    told = "the rates differ" if p < ALPHA else "a difference of the rates is not shown"
+    conclusion = Message("the rates differ") if p < ALPHA else Message("a difference of the rates is not shown")
     return RateComparison(
         experiment=experiment,
         baseline=baseline,
@@ -106,7 +105,18 @@ def collapse_rates(experiment: tuple[int, int], baseline: tuple[int, int]) -> Ra
         p=p,
         p_harm=p_harm,
         probability=_probability_higher(experiment, baseline),
-        sentence=f"{counts}; {told} (95 % interval {low:+.2f} to {high:+.2f}, Barnard p = {p:.2g})",
+        sentence=Message(
+            "collapse in {k1} of {runs} of the experiment and {k0} of {n0} of the baseline; {conclusion} "
+            "(95 % interval {low:+.2f} to {high:+.2f}, Barnard p = {p:.2g})",
+            k1=k1,
+            runs=quantity(n1, "runs"),
+            k0=k0,
+            n0=n0,
+            conclusion=conclusion,
+            low=float(low),
+            high=float(high),
+            p=p,
+        ),
     )
 
 

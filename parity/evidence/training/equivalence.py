@@ -22,8 +22,8 @@ from parity.evidence.two_samples import (
     runs_needed,
     verdict_of,
 )
-from parity.evidence.values import ALPHA, Floats, Interval, RunValues
-from parity.findings import Finding, Level, Severity, Status, Verdict, Where, quantity
+from parity.evidence.values import ALPHA, Floats, RunValues
+from parity.findings import Finding, Level, Message, Severity, Status, Verdict, Where, listed, quantity
 from parity.metrics import (
     SAME,
     AlignedRuns,
@@ -42,8 +42,8 @@ FALSE_FLAGS = 0.1
 """The share of false ones among the flags of secondary metrics (Benjamini and Hochberg)."""
 BAND_WIDTH = 9
 """Steps that curves are smoothed over before they are compared step by step."""
-HISTORY = "2 standard deviations between runs of the history (80 % lower bound)"
-STATED = "stated"
+HISTORY = Message("2 standard deviations between runs of the history (80 % lower bound)")
+STATED = Message("stated")
 
 _training = partial(metric_finding, Level.TRAINING, "training_parity")
 
@@ -78,10 +78,10 @@ class _Compared:
 
     aligned: AlignedRuns
     comparison: RunComparison
-    summary: str
+    summary: Message
     values: Floats
     sides: tuple[int, int]
-    margin_source: str
+    margin_source: Message
     band: Band | None
 
 
@@ -135,36 +135,56 @@ def lacking(metric: str, arms: ArmCurves) -> dict[str, int]:
 def aligned_runs(metric: str, arms: ArmCurves, minimum_steps: int) -> AlignedRuns | Finding:
     """A metric of both arms and of the history that has it at their common steps, or why it cannot be summarised."""
     if missing := lacking(metric, arms):
-        where = ", ".join(f"{quantity(count, 'runs')} of the {side}" for side, count in missing.items() if count)
+        where = {
+            "baseline": Message("{runs} of the baseline", runs=quantity(missing["baseline"], "runs")),
+            "experiment": Message("{runs} of the experiment", runs=quantity(missing["experiment"], "runs")),
+        }
+        message = Message(
+            "{metric}: not recorded in {runs}",
+            metric=metric,
+            runs=listed(where[side] for side, count in missing.items() if count),
+        )
         everywhere = all(missing[side] == len(runs) for side, runs in arms.sides)
         status = Status.NOT_COMPARED if everywhere else Status.INCONCLUSIVE
-        return _training(metric, status, f"{metric}: not recorded in {where}", {"lacking": missing})
+        return _training(metric, status, message, {"lacking": missing})
     earlier = [run[metric] for run in arms.history if metric in run]
     aligned = align([*(run[metric] for run in (*arms.baseline, *arms.experiment)), *earlier])
     evidence = {"steps": len(aligned.steps), "notes": list(aligned.notes())}
     if len(aligned.steps) < minimum_steps:
-        message = f"{metric}: {quantity(len(aligned.steps), 'steps')} common to all runs, {minimum_steps} needed"
+        message = Message(
+            "{metric}: all runs have {steps} in common, {needed} are needed",
+            metric=metric,
+            steps=quantity(len(aligned.steps), "steps"),
+            needed=minimum_steps,
+        )
         return _training(metric, Status.INCONCLUSIVE, message, evidence)
     if aligned.missing_share > LARGEST_MISSING_SHARE:
-        message = f"{metric}: {aligned.missing_share:.0%} of the steps of the common range lack in some run"
+        message = Message(
+            "{metric}: {share:.0%} of the steps in the common range are missing from some run",
+            metric=metric,
+            share=aligned.missing_share,
+        )
         return _training(metric, Status.INCONCLUSIVE, message, evidence)
     values = summary_of(aligned)[1](aligned)
     bad = [run for run, value in zip(aligned.runs, values, strict=True) if not np.isfinite(value)]
     if aligned.not_finite or bad:
-        runs = ", ".join(aligned.not_finite or bad)
-        message = f"{metric}: NaN, infinite or without a logarithm in {runs}, so it cannot be summarised"
+        message = Message(
+            "{metric}: NaN, infinite or without a logarithm in {runs}, so it cannot be summarised",
+            metric=metric,
+            runs=listed(aligned.not_finite or bad),
+        )
         return _training(metric, Status.INCONCLUSIVE, message, evidence)
     return aligned
 
 
-def summary_of(aligned: AlignedRuns) -> tuple[str, Callable[[AlignedRuns], Floats]]:
+def summary_of(aligned: AlignedRuns) -> tuple[Message, Callable[[AlignedRuns], Floats]]:
     """How a run's steps become one number: the late mean, or with heavy tails the late median, in the log if it can."""
     if aligned.metric not in HEAVY_TAILED:
-        return "late mean", late_mean
+        return Message("late mean"), late_mean
     # A loss crosses 0 in sound runs; a gradient norm does not.
     if aligned.metric == "train/grad_norm" or (aligned.values > 0).all():
-        return "late median of the log", late_median_log
-    return "late median", late_median
+        return Message("late median of the log"), late_median_log
+    return Message("late median"), late_median
 
 
 def _compare_metric(metric: str, arms: ArmCurves, margin: float | None, minimum_steps: int) -> Finding | _Compared:
@@ -183,7 +203,8 @@ def _compare_metric(metric: str, arms: ArmCurves, margin: float | None, minimum_
         try:
             made = margin_from_history(earlier)
         except UsageError as error:
-            return _training(metric, Status.INCONCLUSIVE, f"{error}; or state one: --margin {metric}=…", {})
+            message = Message("{error}; or state one: --margin {metric}=…", error=error.args[0], metric=metric)
+            return _training(metric, Status.INCONCLUSIVE, message, {})
         margin, source = made.value, HISTORY
     if n0 == n1 == 1 and len(earlier):
         first = RunValues(metric, (*first.runs, *earlier.runs), np.concatenate([first.values, earlier.values]))
@@ -191,7 +212,9 @@ def _compare_metric(metric: str, arms: ArmCurves, margin: float | None, minimum_
     if source == STATED and known is not None and known.unit is Unit.SHARE:
         scale = abs(float(first.values.mean()))
         if scale == 0:
-            message = f"{metric}: the baseline's mean is 0, so a margin that is a share of it has no meaning"
+            message = Message(
+                "{metric}: the baseline's mean is 0, so a margin that is a share of it has no meaning", metric=metric
+            )
             return _training(metric, Status.INCONCLUSIVE, message, {})
         margin *= scale
     comparison = compare_runs(first, second, margin)
@@ -236,71 +259,89 @@ def _training_finding(found: _Compared, p_holm: float | None) -> Finding:
     if found.band:
         outside = list(found.band.outside)
         evidence["band"] = {"p": found.band.p, "outside": outside, "method": found.band.method}
-    message = _training_message(found, verdict, p_holm) + _parting(found.band)
+    message = _with_parting(_training_message(found, verdict, p_holm), found.band)
     expected = [-comparison.margin, comparison.margin]
     return _training(aligned.metric, STATUS_OF_VERDICT[verdict], message, evidence, expected, comparison.estimate)
 
 
-def _training_message(found: _Compared, verdict: Verdict, p_holm: float | None) -> str:
+def _training_message(found: _Compared, verdict: Verdict, p_holm: float | None) -> Message:
     comparison = found.comparison
     n0, n1 = found.sides
-    runs = f"{n0} + {n1} runs"
-    if comparison.units != found.sides:
-        runs += f" and {comparison.units[0] - n0} of history"
     late = found.aligned.steps[len(found.aligned.steps) // 2 :]
-    difference = (
-        f"{comparison.metric}: {found.summary} (steps {late[0]} to {late[-1]}) differs by {comparison.estimate:+.4g} "
-        f"({runs}"
-    )
-    within = f"margin ±{comparison.margin:.4g}"
-    if found.margin_source != STATED:
-        within += f", {found.margin_source}"
-    if comparison.ci90 is None or comparison.ci95 is None:
-        return (
-            f"{difference}, {within}); one run an arm decides nothing, two or more an arm are needed: {_first_runs()}"
+    runs = Message("{baseline} + {experiment} runs", baseline=n0, experiment=n1)
+    joined = comparison.units != found.sides  # runs of the history stand beside the baseline's
+    if joined:
+        runs = Message("{runs} and {history} of history", runs=runs, history=comparison.units[0] - n0)
+
+    def differs(*numbers: Message) -> Message:
+        return Message(
+            "{metric}: {summary} (steps {first} to {last}) differs by {estimate:+.4g} ({numbers})",
+            metric=comparison.metric,
+            summary=found.summary,
+            first=late[0],
+            last=late[-1],
+            estimate=comparison.estimate,
+            numbers=listed([runs, *numbers]),
         )
+
+    margin = Message("margin ±{margin:.4g}", margin=comparison.margin)
+    if found.margin_source != STATED:
+        margin = Message("{margin}, {source}", margin=margin, source=found.margin_source)
+    if comparison.ci90 is None or comparison.ci95 is None:
+        return Message(
+            "{difference}; one run an arm decides nothing, two or more an arm are needed: {needed} show parity 4 times "
+            "in 5 if the margin is twice their spread",
+            difference=differs(margin),
+            needed=runs_needed(1.0, 2.0),
+        )
+    (low90, high90), (low95, high95) = comparison.ci90, comparison.ci95
+    ci90 = Message("90 % interval {low:+.4g} to {high:+.4g}", low=low90, high=high90)
+    ci95 = Message("95 % interval {low:+.4g} to {high:+.4g}", low=low95, high=high95)
     if verdict is Verdict.PARITY:
-        ci = _interval_text(comparison.ci90)
-        seen = "; a difference is detectable but smaller" if p_holm is not None and p_holm < ALPHA else ""
-        return f"{difference}, 90 % interval {ci}), inside the {within}{seen}"
+        inside = Message("{difference}, inside the {margin}", difference=differs(ci90), margin=margin)
+        if p_holm is None or p_holm >= ALPHA:
+            return inside
+        return Message("{message}; a difference is detectable but smaller", message=inside)
     if verdict is Verdict.DIFFERENT:
-        return f"{difference}, 95 % interval {_interval_text(comparison.ci95)}, Holm-adjusted p = {p_holm:.2g})"
-    if comparison.units != found.sides:
-        interval = f"95 % interval {_interval_text(comparison.ci95)}"
-        scatter = "not outside the scatter of the baseline's runs, which is not parity"
-        return f"{difference}, {interval}, {within}); {scatter}; {_more_runs(comparison, found.sides)}"
-    interval = f"90 % interval {_interval_text(comparison.ci90)}"
-    return f"{difference}, {interval}, {within}); {_more_runs(comparison, found.sides)}"
+        return differs(ci95, Message("Holm-adjusted p = {p:.2g}", p=p_holm))
+    more = _more_runs(comparison, found.sides)
+    if joined:
+        return Message(
+            "{difference}; not outside the scatter of the baseline's runs, which is not parity; {more}",
+            difference=differs(ci95, margin),
+            more=more,
+        )
+    return Message("{difference}; {more}", difference=differs(ci90, margin), more=more)
 
 
-def _parting(band: Band | None) -> str:
-    """Where the curves part, if they do at some step."""
+def _with_parting(message: Message, band: Band | None) -> Message:
+    """A message, and where the curves part, if they do at some step."""
     if band is None or not band.outside:
-        return ""
-    last = "" if len(band.outside) == 1 else f" to {band.outside[-1]}"
-    parted = quantity(len(band.outside), "steps")
-    return f"; the curves part at {parted} from {band.outside[0]}{last} (max-T p = {band.p:.2g})"
+        return message
+    return Message(
+        "{message}; the curves part at {steps}, from {first} to {last} (max-T p = {p:.2g})",
+        message=message,
+        steps=quantity(len(band.outside), "steps"),
+        first=band.outside[0],
+        last=band.outside[-1],
+        p=band.p,
+    )
 
 
-def _first_runs() -> str:
-    needed = runs_needed(1.0, 2.0)
-    return f"{needed} show parity 4 times in 5 if the margin is twice their spread"
-
-
-def _more_runs(comparison: RunComparison, sides: tuple[int, int]) -> str:
+def _more_runs(comparison: RunComparison, sides: tuple[int, int]) -> Message:
     if not comparison.sigma:
-        return "runs without spread cannot tell how many more would decide"
+        return Message("runs without spread cannot tell how many more would decide")
     if comparison.runs_needed is None:
-        return f"more than {MOST_RUNS} runs an arm would be needed for this margin"
+        return Message("more than {runs} an arm would be needed for this margin", runs=quantity(MOST_RUNS, "runs"))
     more = [max(comparison.runs_needed - n, 0) for n in sides]
     if not any(more):
-        return "at least 1 more run an arm is needed: these had a 4 in 5 chance to decide and did not"
-    text = quantity(more[0], "more runs") if more[0] == more[1] else f"{more[0]} and {more[1]} more runs"
-    return f"{text} an arm ({comparison.runs_needed} in all) would show parity 4 times in 5 if the arms are equal"
-
-
-def _interval_text(interval: Interval) -> str:
-    return f"{interval[0]:+.4g} to {interval[1]:+.4g}"
+        return Message("at least 1 more run an arm is needed: these had a 4 in 5 chance to decide and did not")
+    both = Message("{baseline} and {experiment} more runs", baseline=more[0], experiment=more[1])
+    return Message(
+        "{runs} an arm ({all} in all) would show parity 4 times in 5 if the arms are equal",
+        runs=quantity(more[0], "more runs") if more[0] == more[1] else both,
+        all=comparison.runs_needed,
+    )
 
 
 def secondary_findings(
@@ -320,7 +361,7 @@ def secondary_findings(
     """
     arms = ArmCurves(baseline, experiment)
     runs = [*baseline, *experiment]
-    tests: dict[str, tuple[str, float, float | None]] = {}
+    tests: dict[str, tuple[Message, float, float | None]] = {}
     found: list[Finding] = []
     for metric in sorted({name for run in runs for name in run if not name.startswith("perf/")}):
         aligned = aligned_runs(metric, arms, minimum_steps)
@@ -328,7 +369,9 @@ def secondary_findings(
             if metric not in primary and "lacking" not in aligned.evidence:
                 found.append(replace(aligned, check="secondary_metric", status=Status.NOT_COMPARED))
             continue
-        summary, summarise = ("area under the curve", area_under_curve) if metric in primary else summary_of(aligned)
+        summary, summarise = (
+            (Message("area under the curve"), area_under_curve) if metric in primary else summary_of(aligned)
+        )
         values = summarise(aligned)
         first, second = values[: len(baseline)], values[len(baseline) :]
         estimate, p = difference_test(first, second)
@@ -339,7 +382,11 @@ def secondary_findings(
     flagged = [metric for metric, p in adjusted.items() if p < FALSE_FLAGS]
     found += [_flag(metric, *tests[metric][:2], adjusted[metric], len(adjusted)) for metric in flagged]
     if adjusted:
-        message = f"{len(adjusted) - len(flagged)} of {len(adjusted)} secondary metrics are not flagged"
+        message = Message(
+            "{unflagged} of {metrics} are not flagged",
+            unflagged=len(adjusted) - len(flagged),
+            metrics=quantity(len(adjusted), "secondary metrics"),
+        )
         evidence = {
             "checked": len(adjusted),
             "p_adjusted": adjusted,
@@ -348,7 +395,10 @@ def secondary_findings(
         }
         found.append(Finding("secondary_metrics", Level.TRAINING, Status.PASS, message, evidence=evidence))
     else:
-        message = "no secondary metric can be tested: two runs or more in an arm, and 30 common steps, are needed"
+        message = Message(
+            "no secondary metric can be tested: this needs two runs or more in an arm, and {steps} in common",
+            steps=quantity(minimum_steps, "steps"),
+        )
         found.append(Finding("secondary_metrics", Level.TRAINING, Status.NOT_COMPARED, message))
     return found
 
@@ -359,9 +409,12 @@ def _two_constants(first: Floats, second: Floats) -> bool:
 
 
 def _set_apart(metric: str, baseline: float, experiment: float) -> Finding:
-    message = (
-        f"{metric}: {baseline:.6g} in every run of the baseline and {experiment:.6g} in every run of the experiment, "
-        "as of a setting that is not the same in both arms; what differs may come from it"
+    message = Message(
+        "{metric}: {baseline:.6g} in every run of the baseline and {experiment:.6g} in every run of the experiment, "
+        "like a setting that differs between the arms; other differences may come from it",
+        metric=metric,
+        baseline=baseline,
+        experiment=experiment,
     )
     return Finding(
         "setting_differs",
@@ -376,10 +429,15 @@ def _set_apart(metric: str, baseline: float, experiment: float) -> Finding:
     )
 
 
-def _flag(metric: str, summary: str, estimate: float, p: float, tests: int) -> Finding:
-    message = (
-        f"{metric}: {summary} differs by {estimate:+.4g} "
-        f"(p = {p:.2g} after correction over {quantity(tests, 'metrics')}); a flag, which does not decide"
+def _flag(metric: str, summary: Message, estimate: float, p: float, tests: int) -> Finding:
+    message = Message(
+        "{metric}: {summary} differs by {estimate:+.4g} (p = {p:.2g} after correction over {metrics}); a flag, which "
+        "does not decide",
+        metric=metric,
+        summary=summary,
+        estimate=estimate,
+        p=p,
+        metrics=quantity(tests, "metrics"),
     )
     evidence = {"summary": summary, "estimate": estimate, "p_adjusted": p, "unit": "run"}
     return Finding(

@@ -8,7 +8,7 @@ from itertools import combinations
 import numpy as np
 import numpy.typing as npt
 
-from parity.findings import Finding, Level, Severity, Status, Where, quantity
+from parity.findings import Finding, Level, Message, Severity, Status, Where, listed, quantity
 from parity.metrics import SAME, Curve, RunCurves
 
 FEWEST_STEPS = 10
@@ -37,15 +37,15 @@ def recording_findings(
     ]
 
 
-def _finding(check: str, status: Status, message: str, where: Where | None = None, **evidence: object) -> Finding:
+def _finding(check: str, status: Status, message: Message, where: Where | None = None, **evidence: object) -> Finding:
     return Finding(
         check, Level.TRAINING, status, message, where or Where(), severity=Severity.WARNING, evidence=evidence
     )
 
 
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return ", ".join(names[:NAMED]) + more
+def _first_of(names: Sequence[str]) -> Message:
+    first = listed(names[:NAMED])
+    return Message("{first} and {more} more", first=first, more=len(names) - NAMED) if len(names) > NAMED else first
 
 
 def _rewound(runs: Sequence[RunCurves]) -> list[Finding]:
@@ -55,14 +55,18 @@ def _rewound(runs: Sequence[RunCurves]) -> list[Finding]:
         if not steps:
             continue
         name, first = _name(run), min(int(curve.steps[0]) for curve in run.values())
-        if steps[0] <= first:
-            told = "it started over from its first step, which makes it another run; only the last attempt counts"
-        else:
-            told = "it was resumed; the last attempt counts, and what it abandoned is dropped, never averaged"
-        again = quantity(len(steps), "steps")
-        message = f"{name} went through {again} more than once, from {steps[0]} to {steps[-1]}: {told}"
+        message = Message(
+            "{run} logged {steps} more than once, from {first} to {last}: {what}",
+            run=name,
+            steps=quantity(len(steps), "steps"),
+            first=steps[0],
+            last=steps[-1],
+            what=Message("it started over from its first step and is another run; only the last attempt counts")
+            if steps[0] <= first
+            else Message("it was resumed; the last attempt counts, and the abandoned steps are dropped, not averaged"),
+        )
         found.append(_finding("steps_rewound", Status.FAIL, message, Where(run=name, rollout_id=steps[0]), steps=steps))
-    message = f"none of {quantity(len(runs), 'runs')} went back"
+    message = Message("none of {runs} logged a step more than once", runs=quantity(len(runs), "runs"))
     return found or [_finding("steps_rewound", Status.PASS, message, checked=len(runs))]
 
 
@@ -71,10 +75,17 @@ def _lengths(baseline: Sequence[RunCurves], experiment: Sequence[RunCurves]) -> 
     last = [[max(int(curve.steps[-1]) for curve in run.values()) for run in runs] for runs in (baseline, experiment)]
     ends = sorted({*last[0], *last[1]})
     if len(ends) == 1:
-        return [_finding("run_lengths", Status.PASS, f"every run goes to step {ends[0]}", checked=sum(map(len, last)))]
+        message = Message("every run goes to step {step}", step=ends[0])
+        return [_finding("run_lengths", Status.PASS, message, checked=sum(map(len, last)))]
     rows = {end: [sum(step >= end for step in steps) for steps in last] for end in ends}
-    described = "; ".join(f"to step {end}: {n0} + {n1}" for end, (n0, n1) in list(rows.items())[:NAMED])
-    message = f"runs are of unequal length ({described} runs); compared is the range that all have"
+    counts = (
+        Message("to step {step}: {baseline} + {experiment}", step=end, baseline=n0, experiment=n1)
+        for end, (n0, n1) in list(rows.items())[:NAMED]
+    )
+    message = Message(
+        "runs are of unequal length ({counts} runs); the steps that all runs have are compared",
+        counts=listed(counts, "; "),
+    )
     return [_finding("run_lengths", Status.FAIL, message, ranges={str(end): counts for end, counts in rows.items()})]
 
 
@@ -84,10 +95,25 @@ def _one_sided(baseline: Sequence[RunCurves], experiment: Sequence[RunCurves]) -
     whole = [len(baseline), len(experiment)]
     partial = {metric: count for metric, count in counts.items() if count != whole}
     if not partial:
-        message = f"every run records the same {quantity(len(every), 'metrics')}"
+        message = Message("every run records the same {metrics}", metrics=quantity(len(every), "metrics"))
         return [_finding("metrics_recorded", Status.PASS, message, checked=len(every))]
-    described = [f"{metric} ({n0} of {whole[0]} and {n1} of {whole[1]})" for metric, (n0, n1) in partial.items()]
-    message = f"{len(partial)} of {quantity(len(every), 'metrics')} not recorded in every run: {_listed(described)}"
+    described = [
+        Message(
+            "{metric} ({n0} of {baseline} and {n1} of {experiment})",
+            metric=metric,
+            n0=n0,
+            n1=n1,
+            baseline=whole[0],
+            experiment=whole[1],
+        )
+        for metric, (n0, n1) in partial.items()
+    ]
+    message = Message(
+        "{partial} of {metrics} not recorded in every run: {names}",
+        partial=len(partial),
+        metrics=quantity(len(every), "metrics"),
+        names=_first_of(described),
+    )
     return [_finding("metrics_recorded", Status.NOT_COMPARED, message, recorded=partial)]
 
 
@@ -95,9 +121,12 @@ def _copies(runs: Sequence[RunCurves]) -> list[Finding]:
     """Recordings of one run: a copy, a part of it, or a seed used twice, is no further evidence."""
     copies = [(_name(first), _name(second)) for first, second in combinations(runs, 2) if _one_run(first, second)]
     if not copies:
-        return [_finding("runs_distinct", Status.PASS, f"{len(runs)} runs, all different", checked=len(runs))]
-    described = _listed([f"{first} and {second}" for first, second in copies])
-    message = f"the same in every value that both recorded, so that they are one run and not several: {described}"
+        message = Message("{runs}, all different", runs=quantity(len(runs), "runs"))
+        return [_finding("runs_distinct", Status.PASS, message, checked=len(runs))]
+    pairs = [Message("{first} and {second}", first=first, second=second) for first, second in copies]
+    message = Message(
+        "equal in every value that both recorded, so they are one run and not several: {pairs}", pairs=_first_of(pairs)
+    )
     return [_finding("runs_distinct", Status.INCONCLUSIVE, message, copies=[list(pair) for pair in copies])]
 
 
@@ -118,12 +147,22 @@ def _one_run(first: RunCurves, second: RunCurves) -> bool:
 def _zeros(runs: Sequence[RunCurves]) -> list[Finding]:
     found = [(curve, steps) for run in runs for curve in run.values() if len(steps := curve.steps[odd_zeros(curve)])]
     if not found:
-        checked = sum(map(len, runs))
-        return [_finding("odd_zeros", Status.PASS, "no exact zero stands alone among other values", checked=checked)]
+        message = Message("no exact zero stands alone among other values")
+        return [_finding("odd_zeros", Status.PASS, message, checked=sum(map(len, runs)))]
     described = [
-        f"{curve.metric} of {curve.run} at {quantity(len(steps), 'steps')} (first {steps[0]})" for curve, steps in found
+        Message(
+            "{metric} of {run} at {steps} (first {first})",
+            metric=curve.metric,
+            run=curve.run,
+            steps=quantity(len(steps), "steps"),
+            first=int(steps[0]),
+        )
+        for curve, steps in found
     ]
-    message = f"exact zeros far from the values around them, as a tracker makes of NaN: {_listed(described)}"
+    message = Message(
+        "exact zeros far from the values around them, as a tracker writes for NaN: {curves}",
+        curves=_first_of(described),
+    )
     at = Where(found[0][0].run, int(found[0][1][0]), field=found[0][0].metric)
     return [_finding("odd_zeros", Status.FAIL, message, at, curves=described)]
 

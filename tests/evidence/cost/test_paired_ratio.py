@@ -43,7 +43,7 @@ def test_a_few_steps_give_a_ratio_without_interval() -> None:
     result = paired_log_ratio([pair_of(np.ones(3), np.full(3, 2.0))])
     assert result.ratio == pytest.approx(2.0)
     assert result.ci95 is None and result.p is None
-    assert "too few" in result.warnings[0]
+    assert len(result.warnings) == 1
 
 
 @pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf])
