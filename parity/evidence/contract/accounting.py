@@ -50,26 +50,24 @@ class Account:
 
 @dataclass(slots=True)
 class Accounts:
-    """The accounts by group, `(rollout_id, group_index)`, and the rollouts in which each group was asked for."""
+    """The accounts by group, `(rollout_id, group_index)`; what was aborted by `group_index`, with its rollout."""
 
     by_group: dict[Key, Account] = field(default_factory=dict)
-    rollouts: dict[int | None, set[int]] = field(default_factory=dict)
+    aborted: dict[int | None, list[tuple[int, Received]]] = field(default_factory=dict)
     outputs: int = 0
 
     def carried_over(self, key: Key) -> list[Received]:
         """What was aborted for a group in earlier rollouts, and may go on in this one."""
         rollout_id, group_index = key
-        earlier = [step for step in self.rollouts.get(group_index, ()) if rollout_id is not None and step < rollout_id]
-        outputs = (output for step in sorted(earlier) for output in self.by_group[step, group_index].outputs)
-        return [output for output in outputs if output.finish == "abort"]
+        if rollout_id is None:
+            return []
+        return [output for step, output in self.aborted.get(group_index, ()) if step < rollout_id]
 
 
 def booked(exchanges: Iterable[Exchange], accounts: Accounts) -> Iterator[Exchange]:
     """The exchanges as they come, each booked on its group."""
     for exchange in exchanges:
         key = exchange.rollout_id, exchange.group_index
-        if exchange.rollout_id is not None:
-            accounts.rollouts.setdefault(exchange.group_index, set()).add(exchange.rollout_id)
         _book(accounts.by_group.setdefault(key, Account()), exchange, accounts)
         yield exchange
 
@@ -84,8 +82,11 @@ def _book(account: Account, exchange: Exchange, accounts: Accounts) -> None:
     outputs = outputs_of(answer, "")
     account.unreadable += len(answer.outputs) - len(outputs)
     for output in outputs:
-        account.outputs.append(_received(output, accounts.outputs))
+        received = _received(output, accounts.outputs)
+        account.outputs.append(received)
         accounts.outputs += 1
+        if received.finish == "abort" and exchange.rollout_id is not None:
+            accounts.aborted.setdefault(exchange.group_index, []).append((exchange.rollout_id, received))
         for name in SAMPLING_PARAMS:
             value = output.params.get(name)
             if isinstance(value, (int, float)):
@@ -151,6 +152,7 @@ def receipts_of(rollout: Rollout, accounts: Accounts) -> Receipts:
     finish = rollout.strings("finish_reason")
     content, rounded, chain = np.full((3, len(rollout)), None, dtype=object)
     keys = zip(rollout.integers("rollout_id", NULL).tolist(), rollout.integers("group_index").tolist(), strict=True)
+    received: dict[Key, list[Received]] = {}
     for row, (rollout_id, group_index) in enumerate(keys):
         if not ids.valid[row]:
             continue
@@ -160,10 +162,11 @@ def receipts_of(rollout: Rollout, accounts: Accounts) -> Receipts:
         if values is None or short is None or np.array_equal(values, short, equal_nan=True):
             rounded[row] = digest(tokens, short)
         key = (None if rollout_id == NULL else rollout_id), group_index
-        outputs = [*accounts.carried_over(key), *accounts.by_group.get(key, Account()).outputs]
+        if key not in received:
+            received[key] = [*accounts.carried_over(key), *accounts.by_group.get(key, Account()).outputs]
         prompt = prompts[row] if prompts.valid[row] else None
         mask = masks[row] if masks.valid[row] else None
-        chain[row] = chain_of(Held(prompt, tokens, values, mask, finish[row]), outputs)
+        chain[row] = chain_of(Held(prompt, tokens, values, mask, finish[row]), received[key])
     text = np.full(len(rollout), None, dtype=object)
     text[:] = [_text_digest(value) for value in rollout.table.column("text").to_pylist()]
     return Receipts(content, rounded, finish, text, chain)

@@ -17,7 +17,7 @@ from parity.evidence.contract.columns import NULL, Bools
 from parity.evidence.contract.facts import Facts, Groups
 from parity.evidence.contract.placeholders import KNOWN_TOKENS, total_runs
 from parity.evidence.contract.rules import AdvantageFormula, AdvantageScope, Rules
-from parity.evidence.contract.scores import advantages_agree, informative
+from parity.evidence.contract.scores import advantages_agree, in_mean, informative
 from parity.findings import Message, listed, quantity
 
 SHARE = 0.9
@@ -147,7 +147,7 @@ _FORMULAS: tuple[tuple[AdvantageFormula, int, float, Message], ...] = (
 
 def _advantage(facts: Facts, groups: Groups, rules: Rules) -> Found | None:
     """The formula that explains most of the groups that can tell formulas apart: those of several rewards."""
-    telling = informative(facts, groups)
+    telling, counted = informative(facts, groups), in_mean(facts)
     if not telling.any():
         return None
     scopes: tuple[AdvantageScope, ...] = ("group", "prompt")
@@ -160,7 +160,7 @@ def _advantage(facts: Facts, groups: Groups, rules: Rules) -> Found | None:
                 "epsilon": epsilon,
                 "advantage_over": scope,
             }
-            fails = ~advantages_agree(facts, groups, replace(rules, **changes))
+            fails = ~advantages_agree(facts, groups, replace(rules, **changes), counted)
             agree = int((telling & ~groups.any(fails)).sum())
             if best is None or agree > best[2]:
                 what = Message(

@@ -113,9 +113,13 @@ def _centred(rewards: Floats, code: Ints) -> tuple[Ints, Floats, Floats]:
     return sizes, centred, largest
 
 
-def _wanted(facts: Facts, groups: Groups, rules: Rules) -> tuple[Bools, Floats, Floats]:
-    """The samples that count in a mean, the advantage that each should have, and its tolerance, each (rows,)."""
-    counted = facts.has_reward & np.isfinite(facts.reward) & ~unfinished(facts) & (facts.output_length != 0)
+def in_mean(facts: Facts) -> Bools:
+    """The samples that count in their group's mean, (rows,)."""
+    return np.asarray(facts.has_reward & np.isfinite(facts.reward) & ~unfinished(facts) & (facts.output_length != 0))
+
+
+def _wanted(facts: Facts, groups: Groups, rules: Rules, counted: Bools) -> tuple[Floats, Floats]:
+    """The advantage that each sample should have, and its tolerance, both (rows,)."""
     wanted, allowed = np.zeros(len(facts)), np.full(len(facts), ROUNDING)
     code, batch = groups.code, np.unique(facts.rollout_id, return_inverse=True)[1]
     if rules.advantage_over == "prompt":
@@ -124,7 +128,7 @@ def _wanted(facts: Facts, groups: Groups, rules: Rules) -> tuple[Bools, Floats, 
         wanted[counted], allowed[counted] = group_advantages(
             facts.reward[counted], code[counted], batch[counted], rules
         )
-    return counted, wanted, np.maximum(allowed, ROUNDING)
+    return wanted, np.maximum(allowed, ROUNDING)
 
 
 def _disagree(facts: Facts, counted: Bools, wanted: Floats, allowed: Floats) -> Bools:
@@ -132,9 +136,9 @@ def _disagree(facts: Facts, counted: Bools, wanted: Floats, allowed: Floats) -> 
     return np.where(counted, ~(facts.has_advantage & close), facts.has_advantage & ~close)
 
 
-def advantages_agree(facts: Facts, groups: Groups, rules: Rules) -> Bools:
-    """Where the advantage is what the rules' formula makes of the rewards, (rows,)."""
-    return ~_disagree(facts, *_wanted(facts, groups, rules))
+def advantages_agree(facts: Facts, groups: Groups, rules: Rules, counted: Bools) -> Bools:
+    """Where the advantage is what the rules' formula makes of the rewards of the samples that count, (rows,)."""
+    return ~_disagree(facts, counted, *_wanted(facts, groups, rules, counted))
 
 
 def informative(facts: Facts, groups: Groups) -> Bools:
@@ -151,7 +155,8 @@ def advantage_recomputed(facts: Facts, groups: Groups, rules: Rules) -> Outcome:
 
     What stays out of the mean has no advantage, or 0.
     """
-    counted, wanted, allowed = _wanted(facts, groups, rules)
+    counted = in_mean(facts)
+    wanted, allowed = _wanted(facts, groups, rules, counted)
 
     def case(row: int) -> tuple[Any, Any, Message]:
         recorded = float(facts.advantage[row]) if facts.has_advantage[row] else None
