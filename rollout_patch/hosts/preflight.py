@@ -28,6 +28,12 @@ FUNCTIONS = {
 }
 """What ``--rollout-function-path`` must name, by host."""
 
+ALSO = {
+    "slime": "rollout_patch.hosts.slime_fully_async.generate_rollout_fully_async",
+    "miles": "rollout_patch.hosts.miles.generate_rollout",
+}
+"""What it may name instead: slime's fully asynchronous rollout, and Miles' legacy path."""
+
 GOES, DOES_NOT, UNKNOWN = 0, 1, 3
 """Groups go as asked for; none can; or something could not be looked at. Exit codes, as of other commands."""
 
@@ -143,7 +149,7 @@ def _flags(host: str, args: Any) -> list[str]:
 def _problems(host: str, args: Any) -> tuple[str, ...]:
     path = getattr(args, "rollout_function_path", FUNCTIONS[host])
     found = []
-    if path != FUNCTIONS[host] and not (host == "miles" and path == "rollout_patch.hosts.miles.generate_rollout"):
+    if path not in (FUNCTIONS[host], ALSO.get(host)):
         found.append(f"--rollout-function-path is {path}, so that the plug-in is not called; it is {FUNCTIONS[host]}")
     if host == "relax" and getattr(args, "use_agentic_rollout", False):
         found.append("--use-agentic-rollout sets another rollout function, so that the plug-in is not called")

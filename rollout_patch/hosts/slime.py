@@ -37,7 +37,26 @@ def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: b
     calls = RolloutCalls.of(args, rollout_id)
     calls.unknown_host = unknown
     calls.warn_if_never(conditions_of(args))
-    way = Way(
+    group_function = calls.group_function(way_of(slime, args), slime.generate_and_rm_group)
+    try:
+        with (
+            errors_as_raised(),
+            replaced((slime, "generate_and_rm_group", group_function), *places_of(slime, calls)),
+        ):
+            output = slime.generate_rollout(args, rollout_id, data_source, evaluation=False)
+        return calls.finish(output)
+    finally:
+        calls.close()
+
+
+def way_of(slime: Any, args: Any) -> Way:
+    """What slime has its own of.
+
+    Args:
+        slime: The module `slime.rollout.sglang_rollout`.
+        args: slime's arguments.
+    """
+    return Way(
         state_of=lambda args: slime.GenerateState(args),
         semaphore="semaphore",
         post=slime.post,
@@ -46,22 +65,17 @@ def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: b
         conditions=lambda group: [*conditions_of(args), *sample_conditions(group, slime.Sample.Status)],
         args=args,
     )
+
+
+def places_of(slime: Any, calls: RolloutCalls) -> list[tuple[Any, str, Any]]:
+    """What is replaced in slime's module besides the group's function, as module, name and value."""
     encode = slime.encode_image_for_rollout_engine
-    try:
-        with (
-            errors_as_raised(),
-            replaced(
-                (slime, "generate_and_rm_group", calls.group_function(way, slime.generate_and_rm_group)),
-                (slime, "generate_and_rm", sample_function(slime.generate_and_rm)),
-                (slime, "post", post_function(slime.post)),
-                (slime, "encode_image_for_rollout_engine", once_a_group(encode, digest)),
-                (slime, "batched_async_rm", calls.count_rewards(slime.batched_async_rm)),
-            ),
-        ):
-            output = slime.generate_rollout(args, rollout_id, data_source, evaluation=False)
-        return calls.finish(output)
-    finally:
-        calls.close()
+    return [
+        (slime, "generate_and_rm", sample_function(slime.generate_and_rm)),
+        (slime, "post", post_function(slime.post)),
+        (slime, "encode_image_for_rollout_engine", once_a_group(encode, digest)),
+        (slime, "batched_async_rm", calls.count_rewards(slime.batched_async_rm)),
+    ]
 
 
 def uses() -> list[Used]:

@@ -252,7 +252,7 @@ ELSEWHERE = {
         "python -m rollout_patch.hosts.relax",
     ),
     ("needs a checkout", "tests/hosts/test_slime.py::"): (
-        "SLIME_CHECKOUT=/path/to/slime python -m pytest tests/hosts/test_slime.py",
+        "SLIME_CHECKOUT=/path/to/slime python -m pytest tests/hosts/test_slime*.py",
     ),
     ("needs a checkout", "tests/hosts/test_miles.py::"): (
         "MILES_CHECKOUT=/path/to/miles python -m pytest tests/hosts/test_miles.py",

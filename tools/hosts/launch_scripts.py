@@ -27,7 +27,7 @@ REASONS = {
     "speculative_decoding": r"--sglang-speculative-algorithm",
     "routing_replay": r"--use-rollout-routing-replay|--use-rollout-indexer-replay",
     "custom_generate": r"--custom-generate-function-path|--custom-agent-function-path",
-    "another rollout function": r"--rollout-function-path|--use-agentic-rollout",
+    "another rollout function": r"--rollout-function-path(?! slime\.rollout\.fully)|--use-agentic-rollout",
     "disaggregated_prefill": r"--prefill-num-servers|--sglang-disaggregation-mode",
     "deterministic_inference": r"--sglang-enable-deterministic-inference",
     "middleware_router": r"--use-miles-router|--use-slime-router",
