@@ -1,4 +1,4 @@
-"""Bodies of the hosts' functions with which the plug-in was tested; written by tools/hosts/known_bodies.py."""
+"""Bodies of hosts' functions that the plug-in was tested with; written by tools/hosts/known_bodies.py."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from collections.abc import Mapping
 BODIES: Mapping[str, Mapping[str, Mapping[str, str]]] = {
     "slime": {
         "slime.rollout.sglang_rollout.generate": {
-            "a6e0427558bc": "slime a6272da0d (2026-08-06)",
+            "a6e0427558bc": "slime 2d909df57 (2026-07-06)",
             "47cb3690faf0": "slime 624b824a8 (2026-08-21)",
         },
         "slime.rollout.sglang_rollout.generate_and_rm": {
+            "85cf6910b771": "slime 2d909df57 (2026-07-06)",
             "0a0fa9375689": "slime a6272da0d (2026-08-06)",
         },
         "slime.rollout.sglang_rollout.generate_and_rm_group": {
-            "3cf1b304c2bd": "slime a6272da0d (2026-08-06)",
+            "3cf1b304c2bd": "slime 2d909df57 (2026-07-06)",
         },
         "slime.utils.http_utils._post": {
-            "97af928b6839": "slime a6272da0d (2026-08-06)",
+            "97af928b6839": "slime 2d909df57 (2026-07-06)",
         },
     },
     "miles": {
@@ -46,16 +47,20 @@ BODIES: Mapping[str, Mapping[str, Mapping[str, str]]] = {
     },
     "relax": {
         "relax.engine.rollout.sglang_rollout.generate": {
+            "b40223cb844d": "relax 89fbe4595 (2026-04-23)",
+            "5e30dd387621": "relax e5459091f (2026-05-29)",
+            "0e40b13784ee": "relax 43e5129c2 (2026-05-29)",
             "2a2589f672cd": "relax 2b223c65d (2026-06-14)",
         },
         "relax.engine.rollout.sglang_rollout.generate_and_rm": {
-            "02ff054003c2": "relax 2b223c65d (2026-06-14)",
+            "02ff054003c2": "relax 89fbe4595 (2026-04-23)",
         },
         "relax.engine.rollout.sglang_rollout.generate_and_rm_group": {
-            "543a5c842a0e": "relax 2b223c65d (2026-06-14)",
+            "c5278ad2ecf2": "relax 89fbe4595 (2026-04-23)",
+            "543a5c842a0e": "relax e5459091f (2026-05-29)",
         },
         "relax.utils.http_utils._post": {
-            "27a58a9b5fa4": "relax 2b223c65d (2026-06-14)",
+            "27a58a9b5fa4": "relax 89fbe4595 (2026-04-23)",
         },
     },
 }

@@ -38,6 +38,9 @@ def arguments(slime: Any, server: Any, byte_tokenizer: Path) -> Callable[..., Na
         given = dict(
             **common_arguments(server.port, byte_tokenizer),
             rollout_num_engines=1,
+            rollout_num_gpus=1,
+            rollout_num_gpus_per_engine=1,
+            sglang_speculative_algorithm=None,  # which older versions look up
             group_rm=False,
             rm_type=None,
             rollout_sample_filter_path=None,
