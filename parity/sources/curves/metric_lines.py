@@ -17,7 +17,9 @@ Row = Mapping[str, Any]
 
 
 def is_metrics(row: Row) -> bool:
-    """Whether a line holds metrics, with a step."""
+    """Whether a line holds metrics, with a step; an event of a run, which has a step too, does not."""
+    if isinstance(row.get("event"), str):
+        return False
     return is_event(dict(row)) or _is_verl(row) or bool(points_of(row, {}))
 
 

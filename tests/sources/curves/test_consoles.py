@@ -211,6 +211,12 @@ def test_a_run_of_a_chart_with_both_arms(tmp_path: Path) -> None:
     assert (native.name, values(native, REWARD)) == (f"{chart}:native", {0: 0.25, 1: 0.25})
 
 
+def test_the_events_of_a_run_are_no_metrics(tmp_path: Path) -> None:
+    events = [{"event": "start", "time": 1.5, "step": 0}, {"event": "retry", "time": 2.5, "step": 1, "count": 3}]
+    with pytest.raises(NotRecognised):
+        read_runs(str(write(tmp_path / "events.jsonl", *events)))
+
+
 def test_a_folder_of_samples_is_no_run(tmp_path: Path) -> None:
     row = {"input": "q", "output": "a", "score": 1.0, "step": 1}
     write(tmp_path / "rollouts" / "1.jsonl", row)
