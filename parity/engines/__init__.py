@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -64,6 +65,13 @@ def check_fleet(spec: str, workers: int, router: str | None) -> str | None:
     return check_router(workers, router)
 
 
+def import_path() -> str:
+    """The ``PYTHONPATH`` by which a child finds this package where it is not installed."""
+    root = str(Path(__file__).parents[2])
+    given = os.environ.get("PYTHONPATH", "")
+    return given if "site-packages" in root else os.pathsep.join(filter(None, [root, given]))
+
+
 def _process(spec: str, engine_id: str, model_path: Path, log_dir: Path, progress: Progress | None) -> EngineProcess:
     """One engine, not started yet."""
     if spec == "embedded":
@@ -73,7 +81,7 @@ def _process(spec: str, engine_id: str, model_path: Path, log_dir: Path, progres
                 *(sys.executable, "-m", "parity.engines.embedded"),
                 *("--model-path", str(model_path), "--host", "127.0.0.1", "--port", str(port)),
             ],
-            environment={"PYTHONUNBUFFERED": "1"},
+            environment={"PYTHONUNBUFFERED": "1", "PYTHONPATH": import_path(), "PARITY_API_KEY": ""},
             log_dir=log_dir,
             start_timeout=EMBEDDED_START_TIMEOUT,
             progress=progress,

@@ -69,6 +69,7 @@ class EngineClient:
         engine_id: The name that exchanges and samples carry.
         control: Whether the endpoints that change the engine (weights, cache, abort, pause) may be used.
         waits: How long an answer is waited for.
+        api_key: Sent as ``Authorization: Bearer``; empty sends none.
         alive: Whether the process of an engine that was started here runs; `None` for one that somebody else runs.
 
     Attributes:
@@ -82,6 +83,7 @@ class EngineClient:
         *,
         control: bool = True,
         waits: Waits = DEFAULT_WAITS,
+        api_key: str = "",
         alive: Callable[[], bool] | None = None,
     ) -> None:
         self.url = url
@@ -89,6 +91,7 @@ class EngineClient:
         self.weights: str | None = None
         self._waits = waits
         self._alive = alive
+        self._key_header = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._control_allowed = control
         self._session: aiohttp.ClientSession | None = None
         self._held = 0
@@ -375,7 +378,7 @@ class EngineClient:
         if self._session is None:
             raise RuntimeError("EngineClient is an async context manager: use it in `async with`")
         data = None if payload is None else orjson.dumps(payload, option=orjson.OPT_SERIALIZE_NUMPY)
-        sent = {**({} if data is None else {"Content-Type": "application/json"}), **(headers or {})}
+        sent = {**self._key_header, **({} if data is None else {"Content-Type": "application/json"}), **(headers or {})}
         timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=CONNECT_SECONDS)
         body = bytearray()
         try:

@@ -84,7 +84,9 @@ class EngineProcess:
         self.engine_id = engine_id
         self.log_path = log_dir / f"{engine_id}.log"
         self._command = command
-        self._environment = {k: v for k, v in {**os.environ, **environment}.items() if v}
+        # An engine imports nothing from the folder that the command was called in.
+        safe = {"PYTHONSAFEPATH": "1"}
+        self._environment = {k: v for k, v in {**os.environ, **safe, **environment}.items() if v}
         self._start_timeout = start_timeout
         self._progress = progress
         self._is_healthy = healthy or _answers_health

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from dataclasses import dataclass
 from urllib.parse import SplitResult, urlsplit
@@ -29,7 +30,8 @@ class RemoteEngine:
 
     def client(self, waits: Waits = DEFAULT_WAITS) -> EngineClient:
         """A client for it; its control endpoints are refused unless `control`."""
-        return EngineClient(self.url, self.engine_id, control=self.control, waits=waits)
+        api_key = os.environ.get("PARITY_API_KEY", "")
+        return EngineClient(self.url, self.engine_id, control=self.control, waits=waits, api_key=api_key)
 
     def alive(self) -> bool:
         """True: whoever runs it knows; `client().health()` asks."""

@@ -13,8 +13,10 @@ from pathlib import Path
 import torch
 from aiohttp import web
 
+from parity.engines.embedded.guard import Guard
 from parity.engines.embedded.model import CheckpointError
 from parity.engines.embedded.server import ServedModel, build_app
+from parity.errors import UsageError
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -28,26 +30,30 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--port-file", type=Path, help="write the bound port there once ready")
     parser.add_argument("--threads", type=int, default=2, help="threads of the forward pass")
     parser.add_argument("--max-running-requests", type=int, default=512, help="sequences that run at once")
+    parser.add_argument("--weights-under", type=Path, help="the one directory that weights may be loaded from")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
     torch.set_num_threads(options.threads)
     try:
+        guard = Guard.of(options.host, os.environ.get("PARITY_API_KEY", ""), options.weights_under)
         asyncio.run(
-            _serve(options.model_path, options.host, options.port, options.port_file, options.max_running_requests)
+            _serve(
+                options.model_path, options.host, options.port, options.port_file, options.max_running_requests, guard
+            )
         )
-    except (CheckpointError, OSError) as error:
+    except (CheckpointError, UsageError, OSError) as error:
         print(error, file=sys.stderr)
         return 2
     return 0
 
 
-async def _serve(path: Path, host: str, port: int, port_file: Path | None, max_running: int) -> None:
+async def _serve(path: Path, host: str, port: int, port_file: Path | None, max_running: int, guard: Guard) -> None:
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     engine = ServedModel(path, max_running)
-    runner = web.AppRunner(build_app(engine), handler_cancellation=True, shutdown_timeout=0.5)
+    runner = web.AppRunner(build_app(engine, guard), handler_cancellation=True, shutdown_timeout=0.5)
     await runner.setup()
     site = web.TCPSite(runner, host, port)
     await site.start()

@@ -18,6 +18,7 @@ from aiohttp import web
 from transformers import AutoTokenizer
 
 from parity import __version__
+from parity.engines.embedded.guard import OPEN, Guard
 from parity.engines.embedded.model import CheckpointError, Model
 from parity.engines.embedded.protocol import (
     Generated,
@@ -249,10 +250,10 @@ class _ReadersWriter:
             self._changed.notify_all()
 
 
-def build_app(engine: ServedModel) -> web.Application:
+def build_app(engine: ServedModel, guard: Guard = OPEN) -> web.Application:
     """The web application of an engine."""
-    face = _Face(engine)
-    app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_refusals])
+    face = _Face(engine, guard)
+    app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[guard.check, _refusals])
     both: tuple[tuple[str, Callable[[web.Request], Awaitable[web.StreamResponse]]], ...] = (
         ("/health", face.health),
         ("/health_generate", face.health_generate),
@@ -294,8 +295,9 @@ async def _refusals(
 class _Face:
     """The handlers; each translates one endpoint."""
 
-    def __init__(self, engine: ServedModel) -> None:
+    def __init__(self, engine: ServedModel, guard: Guard) -> None:
         self._engine = engine
+        self._guard = guard
         self._started = time.time()
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
@@ -330,6 +332,9 @@ class _Face:
         path, version = body.get("model_path"), body.get("weight_version")
         if not isinstance(path, str) or not (version is None or isinstance(version, str)):
             raise refused("update_weights_from_disk takes model_path (string) and weight_version (string or null).")
+        if self._guard.refuses_weights(Path(path)):
+            message = f"Weights are loaded from under {self._guard.weights_under} alone."
+            raise RequestRefused({"error": {"message": message}}, 403)
         if body.get("abort_all_requests"):
             await self._engine.call(lambda: self._engine.scheduler.abort(lambda _: True))
         success, message = await self._engine.update_weights(

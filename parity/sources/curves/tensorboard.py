@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,7 @@ def _events(path: Path, left_out: dict[str, str]) -> Iterator[tuple[float, Point
         raise UsageError(message) from error
     read = 0
     check_regular(path)
+    records, whole = _records(path)
     try:
         for event in LegacyEventFileLoader(str(path)).Load():
             read += 1
@@ -60,6 +62,29 @@ def _events(path: Path, left_out: dict[str, str]) -> Iterator[tuple[float, Point
         if read == 0:
             raise InputError(f"{path}: cannot be read as TensorBoard events: {error}") from error
         left_out[path.name] = f"damaged after event {read} ({error}): what follows is lost"
+        return
+    # The loader ends in silence where a checksum is wrong, and where a record breaks off.
+    if read < records:
+        left_out[path.name] = f"damaged in record {read + 1} of {records}: what follows is lost"
+    elif not whole:
+        left_out[path.name] = f"cut off after record {records}: what follows is lost"
+
+
+def _records(path: Path) -> tuple[int, bool]:
+    """How many records a file has, and whether the last one is whole, by their lengths.
+
+    A record is its length (8 bytes), a checksum of that (4), its data, and a checksum of the data (4): TensorFlow's
+    TFRecord.
+    """
+    size, number, at = path.stat().st_size, 0, 0
+    with path.open("rb") as file:
+        while at + 16 <= size:
+            file.seek(at)
+            after = at + 16 + int(struct.unpack("<Q", file.read(8))[0])
+            if after > size:
+                break
+            at, number = after, number + 1
+    return number, at == size
 
 
 def _scalar(value: Any, tensor_util: Any) -> float | None:

@@ -157,7 +157,8 @@ def ask():
     def ask(url: str, path: str, body: object = None) -> tuple[int, Any]:
         data = None if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
         try:
-            with urllib.request.urlopen(urllib.request.Request(url + path, data=data), timeout=120) as response:
+            request = urllib.request.Request(url + path, data=data, headers={"Content-Type": "application/json"})
+            with urllib.request.urlopen(request, timeout=120) as response:
                 status, text = response.status, response.read().decode()
         except urllib.error.HTTPError as error:
             status, text = error.code, error.read().decode()

@@ -254,7 +254,8 @@ def test_a_client_that_goes_away_ends_its_sequences(engine_url, ask):
 def test_a_stream_grows_and_ends_like_the_whole_response(engine_url, ask):
     body = {"text": "abc", "sampling_params": {"max_new_tokens": 5, "sampling_seed": 3, "n": 2, "ignore_eos": True}}
     whole = ask(engine_url, "/generate", body)[1]
-    request = urllib.request.Request(engine_url + "/generate", data=json.dumps(body | {"stream": True}).encode())
+    sent = json.dumps(body | {"stream": True}).encode()
+    request = urllib.request.Request(engine_url + "/generate", sent, {"Content-Type": "application/json"})
     with urllib.request.urlopen(request) as response:
         assert response.headers["Content-Type"] == "text/event-stream"
         events = [line.removeprefix("data: ") for line in response.read().decode().split("\n\n") if line]
