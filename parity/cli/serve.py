@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import click
 
@@ -17,6 +20,7 @@ EXAMPLES = """\b
 Examples:
   parity serve
   parity serve --model-path my-qwen2 --port 30001
+  parity serve --chaos 0.2,seed=7,hold=5
 """
 
 
@@ -35,12 +39,41 @@ Examples:
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
 @click.option("--port", type=int, default=30000, show_default=True, help="0 takes a free one, which is printed.")
-def serve(model_path: Path | None, task: str, host: str, port: int) -> None:
+@click.option(
+    "--weights-under",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    metavar="DIR",
+    help="Load weights from under this directory alone; needed, like PARITY_API_KEY, where others reach --host.",
+)
+@click.option(
+    "--chaos",
+    metavar="SPEC",
+    help="Disturb a share of all requests, as a test of whoever asks: SHARE[,seed=N][,kinds=KIND+KIND][,hold=SECONDS].",
+)
+def serve(
+    model_path: Path | None, task: str, host: str, port: int, weights_under: Path | None, chaos: str | None
+) -> None:
     """Runs the embedded engine alone, speaking SGLang's protocol."""
+    from parity.engines.chaos import Chaos, ChaosProxy, serve_chaos
+    from parity.engines.embedded.guard import Guard
+
+    injected = None if chaos is None else Chaos.parse(chaos)
+    Guard.of(host, os.environ.get("PARITY_API_KEY", ""), weights_under)
     if model_path is None:
         from parity.trainer.warm_start import prepare_policy
 
         model_path = prepare_policy(get_task(task), cache_directory(), partial(click.echo, err=True))
-    arguments = ["--model-path", str(model_path), "--host", host, "--port", str(port)]
-    safe = ["-P"] if sys.version_info >= (3, 11) else []  # a folder named parity in the working directory is another
-    os.execv(sys.executable, [sys.executable, *safe, "-m", "parity.engines.embedded", *arguments])
+    if injected is None:
+        arguments = ["--model-path", str(model_path), "--host", host, "--port", str(port)]
+        arguments += [] if weights_under is None else ["--weights-under", str(weights_under)]
+        safe = ["-P"] if sys.version_info >= (3, 11) else []  # a folder named parity in the working directory is another
+        os.execv(sys.executable, [sys.executable, *safe, "-m", "parity.engines.embedded", *arguments])
+    from parity.engines import open_engine
+
+    with TemporaryDirectory() as logs, suppress(KeyboardInterrupt):
+        engine = open_engine("embedded", model_path, Path(logs))
+        try:
+            proxy = ChaosProxy(engine.url, injected)
+            asyncio.run(serve_chaos(proxy, host, port, lambda url: click.echo(f"listening on {url}")))
+        finally:
+            engine.stop()

@@ -239,7 +239,7 @@ class RunStore:
         return steps
 
     def drop_unfinished(self) -> None:
-        """Removes what a step cut off by a death left behind: half lines, rollout, exchanges, later checkpoints."""
+        """Removes what a step cut off by a death left behind: half lines, samples, exchanges, old checkpoints."""
         for name in ("metrics.jsonl", "events.jsonl"):
             path = self.path / name
             if path.exists():
@@ -250,7 +250,7 @@ class RunStore:
                 if path.name.startswith(".") or _step_of(path) >= finished:
                     path.unlink()
         for path in (self.path / "checkpoints").iterdir():
-            if path.name.startswith(".") or _step_of(path) > finished:
+            if path.name.startswith(".") or not finished - 1 <= _step_of(path) <= finished:
                 shutil.rmtree(path)
 
     def write_step(self, step: int, rollout: Rollout, exchanges: Iterable[Exchange]) -> None:
