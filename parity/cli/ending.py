@@ -30,6 +30,8 @@ def end_as_by_ctrl_c() -> None:
 
     def end(number: int, _: FrameType | None) -> None:
         _received.append(number)
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell's job in the background has it
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.raise_signal(signal.SIGINT)
 
     for number in (signal.SIGTERM, signal.SIGHUP):

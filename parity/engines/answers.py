@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from parity.engines.client import EngineClient
+from parity.engines.client import DAMAGED_TRIES, EngineClient
 from parity.errors import EngineError
 from parity.findings import short_repr
 from rollout_patch import RequestFailed
@@ -15,10 +15,6 @@ REQUEST_RETRIES = 20
 
 RETRY_WAIT = 0.5
 """Seconds between two attempts."""
-
-
-DAMAGED_TRIES = 5
-"""How often one request may be answered wrongly until that is no accident any more."""
 
 
 class SteadyPost:

@@ -35,6 +35,10 @@ _PASSING = (408, 409, 425, 429, 500, *_UNAVAILABLE)
 _GENERATED = re.compile(
     rb"^(?:sglang:|vllm:)?generation_tokens_total(?:\{[^}\n]{0,1000}\})? ([0-9.e+]{1,30})", re.MULTILINE
 )
+DAMAGED_TRIES = 5
+"""How often one request may be answered wrongly until that is no accident any more."""
+_INFO_TYPES = {"version": str, "weight_version": str, "deterministic": bool, "seed_per_slot": bool}
+"""Types of what is read of `/model_info` and `/server_info`."""
 IS_ROUTER = "router_manager"
 """What sglang-router says of itself at `/get_server_info`, and no engine does."""
 
@@ -149,7 +153,10 @@ class EngineClient:
         self.weights = None
         await self.flush_cache()
         body = {"model_path": str(path.absolute()), "weight_version": version}
-        answer = await self._control("/update_weights_from_disk", body, dict)
+        for _ in range(DAMAGED_TRIES):
+            answer = await self._control("/update_weights_from_disk", body, dict)
+            if isinstance(answer, dict) and isinstance(answer.get("success"), bool):
+                break
         if not isinstance(answer, dict) or answer.get("success") is not True:
             raise EngineError(f"{self._place('/update_weights_from_disk')}: {path}: {_message(answer)}")
         reported = (await self.model_info()).get("weight_version")
@@ -256,7 +263,17 @@ class EngineClient:
         return {}
 
     async def _info(self, name: str) -> dict[str, Any]:
-        """The object that `/<name>` answers; releases before SGLang 0.5.6, and the router, only know `/get_<name>`."""
+        """The object that `/<name>` answers; releases before SGLang 0.5.6, and the router, only know `/get_<name>`.
+
+        One with a value of another type than engines give it is asked for again, since it may be damaged.
+        """
+        for _ in range(DAMAGED_TRIES):
+            info = await self._info_once(name)
+            if all(isinstance(info.get(key, kind()), (kind, type(None))) for key, kind in _INFO_TYPES.items()):
+                break
+        return info
+
+    async def _info_once(self, name: str) -> dict[str, Any]:
         status, body = await self._again("GET", f"/{name}")
         if status == 404:
             name = f"get_{name}"

@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from parity.engines.answers import DAMAGED_TRIES, REQUEST_RETRIES, RETRY_WAIT
+from parity.engines.answers import REQUEST_RETRIES, RETRY_WAIT
+from parity.engines.client import DAMAGED_TRIES
 from parity.errors import EngineUnavailable
 from parity.findings import Message, listed, term
 from parity.records.experiment import ARMS

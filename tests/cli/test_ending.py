@@ -123,3 +123,22 @@ def test_what_an_error_quotes_forges_no_line_and_keeps_no_secret(monkeypatch: py
     monkeypatch.setenv("SOME_API_KEY", "9f8e7d6c5b")
     error = InputError("a\nFAKE: PASS\x1b[2J, http://me:hunter2@host/x?token=abc 9f8e7d6c5b", "a detail\x07")
     assert str(error) == "a\\nFAKE: PASS\\x1b[2J, http://***@host/x?token=*** ***\n  a detail\\x07"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("in_background", [False, True])
+def test_a_job_is_ended_by_a_scheduler_also_where_it_ignores_ctrl_c(number: int, in_background: bool) -> None:
+    code = (
+        "import signal, sys, time\n"
+        f"signal.signal(signal.SIGINT, signal.SIG_IGN) if {in_background} else None\n"
+        "from parity.cli.ending import end_as_by_ctrl_c, exit_of_signal\n"
+        "end_as_by_ctrl_c()\n"
+        "try:\n    print('up', flush=True); time.sleep(60)\n"
+        "except KeyboardInterrupt:\n    sys.exit(exit_of_signal())\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.send_signal(number)
+    process.communicate(timeout=60)
+    assert process.returncode == 128 + number

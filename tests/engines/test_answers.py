@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from parity.engines.answers import DAMAGED_TRIES, SteadyPost, damage_of
-from parity.engines.client import EngineClient
+from parity.engines.answers import SteadyPost, damage_of
+from parity.engines.client import DAMAGED_TRIES, EngineClient
 from parity.errors import EngineError
 from parity.records.exchanges import read_exchanges
 from rollout_patch import RequestFailed
