@@ -66,7 +66,9 @@ def serve(
     if injected is None:
         arguments = ["--model-path", str(model_path), "--host", host, "--port", str(port)]
         arguments += [] if weights_under is None else ["--weights-under", str(weights_under)]
-        safe = ["-P"] if sys.version_info >= (3, 11) else []  # a folder named parity in the working directory is another
+        safe = (
+            ["-P"] if sys.version_info >= (3, 11) else []
+        )  # a folder named parity in the working directory is another
         os.execv(sys.executable, [sys.executable, *safe, "-m", "parity.engines.embedded", *arguments])
     from parity.engines import open_engine
 
