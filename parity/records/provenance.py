@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 _PACKAGES = (
-    *("rollout-parity", "torch", "transformers", "numpy", "scipy", "statsmodels", "pyarrow", "aiohttp"),
+    *("rollout-parity", "torch", "transformers", "numpy", "scipy", "pyarrow", "aiohttp"),
     "sglang-router",
 )
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 from scipy import stats
-from statsmodels.stats.contingency_tables import cochrans_q
 
 from parity.errors import InputError, UsageError
 from parity.evidence.two_samples import verdict_of
@@ -138,6 +137,14 @@ def paired_events(baseline: npt.NDArray[np.bool_], experiment: npt.NDArray[np.bo
     )
 
 
+def cochrans_q(table: Floats) -> float:
+    """The p of Cochran's Q (1950) that all columns of a table of zeros and ones, (groups, slots), have one rate."""
+    slots = table.shape[1]
+    of_slots, of_groups, every = table.sum(axis=0), table.sum(axis=1), table.sum()
+    q = (slots - 1) * (slots * (of_slots**2).sum() - every**2) / (slots * every - (of_groups**2).sum())
+    return float(stats.chi2.sf(q, slots - 1))
+
+
 def slot_test(values: GroupValues) -> Result:
     """Whether the slot inside the group matters, within one arm: Cochran's Q for 0/1 values, Friedman's test otherwise.
 
@@ -154,7 +161,7 @@ def slot_test(values: GroupValues) -> Result:
     varied = bool((np.ptp(table, axis=1) > 0).any())
     p = None
     if varied:
-        p = float(cochrans_q(table).pvalue if binary else stats.friedmanchisquare(*table.T).pvalue)
+        p = float(cochrans_q(table) if binary else stats.friedmanchisquare(*table.T).pvalue)
     return Result(
         method="Cochran's Q" if binary else "Friedman's test",
         estimate=float(np.ptp(slot_means)),

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from scipy import stats
-from statsmodels.duration.survfunc import survdiff
 
 from parity.evidence.training.collapse import collapse_rates
 from parity.evidence.values import ALPHA
@@ -104,10 +103,14 @@ def log_rank(baseline: Sequence[Ending], experiment: Sequence[Ending]) -> float 
     cut = np.array([ending.censored for ending in endings], dtype=np.int64)
     if not cut.any() or times[cut == 1].min() >= times.max():
         return None
-    groups = np.repeat([0, 1], [len(baseline), len(experiment)])
+    # What is called censored here is the event of the test: an observed end; a run that was complete is right-censored.
+    arms = [
+        stats.CensoredData(uncensored=times[of_arm & (cut == 1)], right=times[of_arm & (cut == 0)])
+        for of_arm in (np.arange(len(endings)) < len(baseline), np.arange(len(endings)) >= len(baseline))
+    ]
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
-        p = float(survdiff(times, cut, groups)[1])
+        p = float(stats.logrank(*arms).pvalue)
     return p if np.isfinite(p) else None
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 from scipy import stats
-from statsmodels.stats.proportion import confint_proportions_2indep
 
 from parity.errors import UsageError
 from parity.evidence.values import ALPHA, Interval
@@ -81,6 +81,18 @@ class RateComparison:
     method: str = Message("Barnard's and Boschloo's exact tests, Newcombe's interval")
 
 
+def newcombe_interval(first: tuple[int, int], second: tuple[int, int]) -> Interval:
+    """The 95 % interval of a difference of two rates, each (count, number), by Newcombe (1998), method 10.
+
+    It joins the two Wilson intervals, without a correction for continuity.
+    """
+    (k1, n1), (k2, n2) = first, second
+    one, two = (stats.binomtest(k, n).proportion_ci(method="wilson") for k, n in (first, second))
+    p1, p2 = k1 / n1, k2 / n2
+    low = p1 - p2 - math.hypot(p1 - one.low, two.high - p2)
+    return low, p1 - p2 + math.hypot(one.high - p1, p2 - two.low)
+
+
 def collapse_rates(experiment: tuple[int, int], baseline: tuple[int, int]) -> RateComparison:
     """Compares (collapsed, all) runs of the experiment with those of the baseline.
 
@@ -95,7 +107,7 @@ def collapse_rates(experiment: tuple[int, int], baseline: tuple[int, int]) -> Ra
     constant = k1 + k0 in (0, n1 + n0)
     p = 1.0 if constant else float(stats.barnard_exact(table).pvalue)
     p_harm = 1.0 if constant else float(stats.boschloo_exact(table, alternative="greater").pvalue)
-    low, high = confint_proportions_2indep(k1, n1, k0, n0, method="newcomb", compare="diff")
+    low, high = newcombe_interval(experiment, baseline)
     conclusion = Message("the rates differ") if p < ALPHA else Message("a difference of the rates is not shown")
     return RateComparison(
         experiment=experiment,
