@@ -5,6 +5,7 @@
 # make bits    run the tests that hold arithmetic to the bit, under each kind of kernel that this processor has
 # make check   lint and types
 # make messages  bring the catalogue of messages up to date, after one was added or translated
+# make package  build the wheel and the source archive, into dist/, and check them
 # make docs    write the reference again and build the site, into site/
 # make sglang  set up the real SGLang on the CPU (.venv-sglang, about 3 GB); its tests then run too
 
@@ -16,7 +17,7 @@ SGLANG_INSTALLED := .venv-sglang/.installed
 # a file's tests stay together, since they share what is built for them; tests/conftest.py puts files that take long first
 PYTEST := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: run quick test test-engines bits check messages docs sglang
+.PHONY: run quick test test-engines bits check messages package docs sglang
 
 run: $(INSTALLED)
 	$(BIN)/parity run --baseline --experiment native
@@ -52,6 +53,11 @@ check: $(INSTALLED)
 
 messages: $(INSTALLED)
 	$(BIN)/python tools/messages.py
+
+package: $(INSTALLED)
+	rm -rf dist
+	$(BIN)/python -m build
+	$(BIN)/twine check --strict dist/*
 
 docs: $(INSTALLED)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'

@@ -87,7 +87,8 @@ def write_files(directory: Path) -> None:
         save_torch(directory / folder / "0.pt", rollout_dump(native, SIZE))
     shutil.copy(directory / "rollout_data" / "0.pt", directory / "dumps" / "0.pt")
     write_recording(directory / "recordings", switchback())
-    write_recording(directory / "path" / "to" / "record", switchback())
+    for folder in ("path/to/record", "before", "after"):
+        write_recording(directory / folder, switchback())
     write_recording(directory / "path" / "to" / "results" / "train", native)
     write_recording(directory / "relax-results" / "train", native)
     write_recording(directory, native, name="run", compress=True)
