@@ -91,10 +91,6 @@ ELSEWHERE = {
     ("changes the shell", "tests/cli/test_completion.py::test_a_real_bash_completes"): (
         "source <(parity completion bash)",
     ),
-    (
-        "needs a second dump",
-        "tests/commands/test_check_page.py::test_two_dumps_stand_side_by_side_with_the_first_token_that_differs",
-    ): ("parity check before/ after/ --html side-by-side.html",),
     ("needs zsh", "tests/cli/test_completion.py::test_a_real_zsh_completes"): ("source <(parity completion zsh)",),
     ("needs fish", "tests/cli/test_completion.py::test_a_real_fish_completes"): ("parity completion fish | source",),
     (TRAINING, "tests/runner/test_run.py::test_a_twin_of_a_sound_patch_is_equal_bit_for_bit"): (
@@ -105,7 +101,6 @@ ELSEWHERE = {
     (TRAINING, "tests/runner/test_run.py::test_free_pairs_and_a_replay_of_them"): (
         NATIVE,
         "parity run --baseline batched --experiment native --seeds 5 --steps 60",
-        f"{NATIVE} --margin reward=0.03 --margin response_length=0.05",
         "parity run --experiment <arm>",
     ),
     (TRAINING, "tests/runner/test_mixed.py::test_a_probe_asks_every_prompt_in_both_arms_and_trains_on_one"): (
