@@ -57,7 +57,17 @@ TERMS = (
 
 UNITS = (
     *("samples", "groups", "exchanges", "requests", "prompts", "prompt groups", "tokens", "runs", "pairs", "steps"),
-    *("interleaved steps", "answers", "outputs", "streams", "curves", "metrics", "fields", "finish reasons"),
+    *(
+        "interleaved steps",
+        "answers",
+        "outputs",
+        "streams",
+        "curves",
+        "metrics",
+        "fields",
+        "finish reasons",
+        "rollouts",
+    ),
 )
 """What is counted in evidence."""
 

@@ -18,13 +18,14 @@ from parity.contract_checks import Rules, check_exchanges, check_samples, sample
 from parity.evidence.replay.twins import compare_twins
 from parity.faults import FAULTS
 from parity.faults.scenes import build_draws
-from parity.findings import Finding, Level, Message, Status
+from parity.findings import Finding, Level, Message, Status, quantity
 from parity.metrics import curves_of_run
 from parity.records.exchanges import read_exchanges
 from parity.records.samples import Rollout, Sample
 from parity.report import data
 from parity.report.document import Report
 from parity.report.sentences import in_language
+from parity.report.words import catalogue
 from parity.sources.curves.recorded_runs import RecordedRun
 from parity.stats import cost_findings
 
@@ -93,6 +94,33 @@ ONE_OF_SEVERAL = re.compile(
 def test_the_findings_here_are_of_every_kind() -> None:
     assert len({finding.check for finding in of_faults() if finding.status is Status.FAIL}) > 60
     assert len({finding.check for finding in of_comparisons()}) > 12
+
+
+def untranslated(value: object) -> set[str]:
+    """What of a message no catalogue can have, or the Chinese one lacks: its template, or one of a message in it."""
+    if type(value) is not Message:
+        return {f"not a message: {value}"}
+    inner = (part for part in value.values.values() if isinstance(part, Message))
+    lacks = bool(re.search("[A-Za-z]", re.sub(r"\{.*?\}", "", value.template)))
+    known = catalogue("zh")(value.template) != value.template or value.template in SAME
+    return set().union({value.template} if lacks and not known else (), *map(untranslated, inner))
+
+
+SAME = {"run", "step", "step {step}", "run {run}"}
+"""What Chinese text of the field writes as it is."""
+
+
+@pytest.mark.parametrize("findings", [of_faults, of_comparisons, of_single_answers, of_one_pair])
+def test_what_findings_say_is_translated_whole(findings: Callable[[], Sequence[Finding]]) -> None:
+    assert set().union(*(untranslated(finding.message) for finding in findings())) == set()
+
+
+def test_a_message_is_translated_whole_or_found() -> None:
+    known = Message("{compared} of {findings} compared", compared=1, findings=quantity(3, "findings"))
+    assert untranslated(known) == set()
+    assert untranslated(Message("{message} ({reason})", message=known, reason="an engine's words")) == set()
+    assert untranslated(Message("{a}, {b}", a=known, b=quantity(3, "bananas"))) == {"{number:,} bananas"}
+    assert untranslated("made by hand") == {"not a message: made by hand"}
 
 
 @pytest.mark.parametrize("findings", [of_faults, of_comparisons, of_single_answers, of_one_pair])

@@ -93,7 +93,8 @@ def censoring_finding(baseline: Sequence[Ending], experiment: Sequence[Ending]) 
 
 
 def _counts(kinds: Mapping[str, int]) -> Message:
-    return listed(Message("{count} {ending}", count=count, ending=term(kind)) for kind, count in kinds.items())
+    named = {kind: term(kind) if kind in (COMPLETE, EARLY) else kind for kind in kinds}  # others name them, as in "oom"
+    return listed(Message("{count} {ending}", count=count, ending=named[kind]) for kind, count in kinds.items())
 
 
 def log_rank(baseline: Sequence[Ending], experiment: Sequence[Ending]) -> float | None:
