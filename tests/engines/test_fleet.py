@@ -212,7 +212,7 @@ def test_a_deployment_has_its_own_router(tmp_path):
 
 def test_without_a_router_installed_the_error_names_the_extra(tmp_path, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UsageError, match=r"rollout-parity\[router\]"):
+    with pytest.raises(UsageError, match=r"sglang-router.*\[router\]"):
         open_engine("embedded", tmp_path, tmp_path, workers=2)
 
 

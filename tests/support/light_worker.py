@@ -10,8 +10,8 @@ import asyncio
 import itertools
 import sys
 from pathlib import Path
-from typing import Any
 
+import fake
 from aiohttp import web
 
 TOKEN_SECONDS = 0.01
@@ -29,7 +29,7 @@ class Worker:
         self.requests += 1
         payload = await request.json()
         params, version = payload["sampling_params"], self.version
-        cap, n = params.get("max_new_tokens", 1), params.get("n", 1)
+        cap = params.get("max_new_tokens", 1)
         self.running += 1
         tokens = 0
         while tokens < cap and not self.aborted.is_set():
@@ -37,21 +37,12 @@ class Worker:
             tokens += 1
         self.running -= 1
         finish = {"type": "length", "length": cap} if tokens == cap else {"type": "abort", "message": ""}
-        outputs = [self.output(tokens, finish, len(payload["input_ids"]), version) for _ in range(n)]
-        return web.json_response(outputs if n > 1 else outputs[0])
+        triples = [(-1.0, token) for token in range(3, 3 + tokens)]
 
-    def output(self, tokens: int, finish: dict[str, Any], prompt_tokens: int, version: str) -> dict[str, Any]:
-        ids = list(range(3, 3 + tokens))
-        meta = {
-            "id": f"{id(self)}-{next(self.ids)}",
-            "finish_reason": finish,
-            "prompt_tokens": prompt_tokens,
-            "completion_tokens": tokens,
-            "cached_tokens": 0,
-            "weight_version": version,
-            "output_token_logprobs": [[-1.0, token, None] for token in ids],
-        }
-        return {"text": "", "output_ids": ids, "meta_info": meta}
+        def output(prompt: list[int], _: object, __: int) -> fake.Output:
+            return fake.output(f"{id(self)}-{next(self.ids)}", triples, finish, len(prompt), version=version)
+
+        return web.json_response(fake.answer(payload, output))
 
     async def idle(self) -> None:
         while self.running:

@@ -13,11 +13,11 @@ import contextlib
 import itertools
 import logging
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import fake
 import orjson
 from aiohttp import web
 
@@ -36,37 +36,24 @@ class PacedWorker:
         self.peers: list[object] = []
         self.ids = itertools.count()
         self.url = ""
-        self._runner: web.AppRunner | None = None
 
-    async def start(self) -> None:
-        """Listens on a free loopback port."""
+    def application(self) -> web.Application:
+        """What it answers to."""
         app = web.Application(client_max_size=1 << 28)
         app.router.add_post("/generate", self.generate)
         app.router.add_get("/metrics", self.metrics)
         app.router.add_route("*", "/{path:.*}", self.other)
-        self._runner = web.AppRunner(app, access_log=None)
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0, backlog=4096)
-        await site.start()
-        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
-
-    async def stop(self) -> None:
-        """Stops listening."""
-        assert self._runner
-        await self._runner.cleanup()
+        return app
 
     async def generate(self, request: web.Request) -> web.Response:
         """Each sequence takes a slot for as long as its tokens take."""
         self.requests += 1
         self.peers.append(request.transport.get_extra_info("peername"))
         payload = orjson.loads(await request.read())
-        prompt, params = payload["input_ids"], payload["sampling_params"]
-        batched = isinstance(prompt[0], list)
-        n, new_tokens = params.get("n", 1), params["max_new_tokens"]
-        prompts = [one for one in (prompt if batched else [prompt]) for _ in range(n)]
-        await asyncio.gather(*(self.decode(new_tokens) for _ in prompts))
-        outputs = [self.output(len(one), new_tokens) for one in prompts]
-        return web.json_response(body=orjson.dumps(outputs if batched or n > 1 else outputs[0]))
+        outputs = fake.answer(payload, self.output)
+        tokens = payload["sampling_params"]["max_new_tokens"]
+        await asyncio.gather(*(self.decode(tokens) for _ in (outputs if isinstance(outputs, list) else [outputs])))
+        return web.json_response(body=orjson.dumps(outputs))
 
     async def decode(self, tokens: int) -> None:
         """One sequence."""
@@ -77,21 +64,11 @@ class PacedWorker:
         self.in_flight -= 1
         self.tokens += tokens
 
-    def output(self, prompt_tokens: int, tokens: int) -> dict[str, Any]:
+    def output(self, prompt: list[int], params: dict[str, Any], slot: int) -> fake.Output:
         """One item of an answer."""
-        return {
-            "text": "",
-            "output_ids": [7] * tokens,
-            "meta_info": {
-                "id": f"paced-{next(self.ids)}",
-                "finish_reason": {"type": "length", "length": tokens},
-                "prompt_tokens": prompt_tokens,
-                "completion_tokens": tokens,
-                "cached_tokens": 0,
-                "weight_version": "default",
-                "output_token_logprobs": [[-1.0, 7, None]] * tokens,
-            },
-        }
+        tokens = params["max_new_tokens"]
+        finish = {"type": "length", "length": tokens}
+        return fake.output(f"paced-{next(self.ids)}", [(-1.0, 7)] * tokens, finish, len(prompt))
 
     async def metrics(self, _: web.Request) -> web.Response:
         """What SGLang exposes with --enable-metrics, as far as it counts here."""
@@ -111,31 +88,11 @@ class PacedWorker:
 @contextmanager
 def paced_workers(count: int = 1, *, slots: int = 64, token_seconds: float = 0.0) -> Iterator[list[PacedWorker]]:
     """Workers at loopback URLs, served by a thread of their own."""
-    loop = asyncio.new_event_loop()
     workers = [PacedWorker(slots, token_seconds) for _ in range(count)]
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-    try:
-        for worker in workers:
-            asyncio.run_coroutine_threadsafe(worker.start(), loop).result()
+    with fake.serving(*(worker.application() for worker in workers)) as urls:
+        for worker, url in zip(workers, urls, strict=True):
+            worker.url = url
         yield workers
-    finally:
-        for worker in workers:
-            asyncio.run_coroutine_threadsafe(worker.stop(), loop).result()
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()
-
-
-async def serve(count: int, slots: int, token_seconds: float) -> None:
-    """Runs until standard input ends; prints the URLs first, one a line."""
-    workers = [PacedWorker(slots, token_seconds) for _ in range(count)]
-    for worker in workers:
-        await worker.start()
-        print(worker.url, flush=True)
-    await asyncio.to_thread(sys.stdin.read)
-    for worker in workers:
-        await worker.stop()
 
 
 if __name__ == "__main__":
@@ -143,6 +100,8 @@ if __name__ == "__main__":
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--slots", type=int, default=64)
     parser.add_argument("--token-seconds", type=float, default=0.004)
-    asked = parser.parse_args()
-    with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(serve(asked.workers, asked.slots, asked.token_seconds))
+    given = parser.parse_args()
+    with paced_workers(given.workers, slots=given.slots, token_seconds=given.token_seconds) as started:
+        print(*(worker.url for worker in started), sep="\n", flush=True)
+        with contextlib.suppress(KeyboardInterrupt):
+            sys.stdin.read()

@@ -7,6 +7,8 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import fake
+
 from rollout_patch import RequestAborted, RequestFailed
 
 BEHAVIOURS = [
@@ -74,15 +76,8 @@ class RandomEngine:
     def item(self, prompt_tokens: int) -> dict[str, Any]:
         number = next(self.numbers)
         self.given_out.append(f"id-{number}")
-        meta = {
-            "id": f"id-{number}",
-            "finish_reason": {"type": "stop", "matched": 7},
-            "prompt_tokens": prompt_tokens,
-            "completion_tokens": 2,
-            "weight_version": "w1",
-            "output_token_logprobs": [[-0.5, number, None], [-0.25, 7, None]],
-        }
-        return {"text": "", "output_ids": [number, 7], "meta_info": meta}
+        triples = [(-0.5, number), (-0.25, 7)]
+        return fake.output(f"id-{number}", triples, {"type": "stop", "matched": 7}, prompt_tokens, version="w1")
 
     def answer(self, payload: dict[str, Any], behaviour: str) -> Any:
         if behaviour.isdigit():

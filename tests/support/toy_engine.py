@@ -7,22 +7,22 @@ and the answer before it is sent; `upstream` makes it pass requests on to a real
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import math
 import random
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import aiohttp
+import fake
 from aiohttp import web
+from fake import Output
 
 from parity.records.samples import Sample
 
 END, WORDS, CHANCE = 2, range(3, 53), 0.2
-Output = dict[str, Any]
 Ask = Callable[[dict[str, Any]], object]
 Lie = Callable[[dict[str, Any], list[Output]], object]
 Seeding = Callable[[dict[str, Any], int], object]
@@ -68,18 +68,9 @@ class ToyEngine:
         return web.json_response(outputs)
 
     def outputs(self, payload: dict[str, Any]) -> list[Output] | Output:
-        prompt = payload.get("text", payload.get("input_ids"))
-        batched = isinstance(prompt, list) and isinstance(prompt[0], (str, list))
-        prompts, given = prompt if batched else [prompt], payload["sampling_params"]
-        of_items = given if isinstance(given, list) else [given] * len(prompts)
-        found = [
-            self.output(one, params, payload, slot)
-            for one, params in zip(prompts, of_items, strict=True)
-            for slot in range(params.get("n", 1))
-        ]
-        return found if batched or len(found) > 1 else found[0]
+        return fake.answer(payload, partial(self.output, payload))
 
-    def output(self, prompt: str | list[int], params: dict[str, Any], payload: dict[str, Any], slot: int) -> Output:
+    def output(self, payload: dict[str, Any], prompt: str | list[int], params: dict[str, Any], slot: int) -> Output:
         source = self.seeding(params, slot)
         draw = self.random if source is None else random.Random(f"{source}/{prompt}")
         ids = [3 + byte % 50 for byte in prompt.encode()] if isinstance(prompt, str) else prompt
@@ -88,26 +79,20 @@ class ToyEngine:
         on = params.get("ignore_eos", False)
         while len(tokens) < params["max_new_tokens"] and (on or tokens[-1:] != [END]):
             tokens.append(END if draw.random() < chance else draw.choice(WORDS))
-        stopped = tokens[-1:] == [END] and not on
+        length = {"type": "length", "length": params["max_new_tokens"]}
+        finish = {"type": "stop", "matched": END} if tokens[-1:] == [END] and not on else length
         start = payload.get("logprob_start_len", -1)
         triples = [[log_prob(token), token, None] for token in ids]
         asked = [[None, *triples[start][1:]], *triples[start + 1 :]] if start >= 0 else []
-        return {
-            "text": " ".join(map(str, tokens)),
-            "output_ids": tokens,
-            "meta_info": {
-                "id": f"toy-{next(self.ids)}",
-                "finish_reason": {"type": "stop", "matched": END}
-                if stopped
-                else {"type": "length", "length": params["max_new_tokens"]},
-                "prompt_tokens": len(ids),
-                "completion_tokens": len(tokens),
-                "cached_tokens": 0,
-                "weight_version": "v0",
-                "output_token_logprobs": [[log_prob(token), token, None] for token in tokens],
-                "input_token_logprobs": asked,
-            },
-        }
+        return fake.output(
+            f"toy-{next(self.ids)}",
+            [(log_prob(token), token) for token in tokens],
+            finish,
+            len(ids),
+            text=" ".join(map(str, tokens)),
+            version="v0",
+            input_token_logprobs=asked,
+        )
 
     async def other(self, request: web.Request) -> web.Response:
         self.paths.add(request.path)
@@ -151,25 +136,8 @@ def toy_engine(
 ) -> Iterator[ToyEngine]:
     """A toy engine at a loopback URL."""
     engine = ToyEngine(seed, ask, lie, upstream, seeding, info or {})
-    loop = asyncio.new_event_loop()
     application = web.Application(client_max_size=1 << 26)
     application.router.add_post("/generate", engine.generate)
     application.router.add_route("*", "/{path:.*}", engine.other)
-    runner = web.AppRunner(application, access_log=None)
-
-    async def start() -> None:
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        engine.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-
-    loop.run_until_complete(start())
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-    try:
+    with fake.serving(application) as (engine.url,):
         yield engine
-    finally:
-        asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result()
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()
