@@ -22,6 +22,8 @@ from parity.cli.shared import (
     given_options,
     interruptible,
     new_directory,
+    tell_github,
+    write_file,
 )
 from parity.errors import UsageError
 from parity.records.margins import SAMPLING, SAMPLING_MEANS, margin_option_help, parse_margins
@@ -118,13 +120,23 @@ def sample(context: click.Context, /, out: Path | None, resume: bool, as_json: b
     from parity.report.sampling import headline, print_sampling, write_sampling
 
     report = write_sampling(result, directory / "report")
+    from parity.commands.sample.reporting import report_of
+    from parity.report import comment, html, text
+
+    shared, evidence = report_of(result, directory, command_line())
+    write_file(directory / "report" / "report.html", html.render(shared, evidence))
+    write_file(directory / "report" / "comment.md", comment.render(shared).encode())
+    tell_github(shared)
     if as_json:
         sys.stdout.buffer.write((directory / "report" / "report.json").read_bytes() + b"\n")
     elif quiet:
         console.print(headline(result), markup=False)
     else:
         print_sampling(result, console)
-        console.print(f"report: {report}", style="dim")
+        for line in text.beside(shared):
+            console.print(line, markup=False)
+        files = "report.md, comment.md, report.html, report.json, junit.xml"
+        console.print(f"written to {report.parent}: {files}", style="dim", markup=False)
     sys.exit(EXIT_CODES[result.judgement.verdict])
 
 
