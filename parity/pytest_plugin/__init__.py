@@ -38,16 +38,16 @@ LONGEST_NAME = 200
 """Bytes of a file's name, of which file systems take 255."""
 
 UNCALLED = pytest.StashKey[bool]()
-"""Whether a test asked for `parity_baseline` and has not called it."""
+"""Whether a test requested `parity_baseline` and has not called it."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineUnderTest:
-    """An engine that keeps what this test asks of it.
+    """An engine that keeps the exchanges of this test.
 
     Attributes:
         url: The base URL.
-        exchanges: What was asked of `/generate` and answered so far.
+        exchanges: The requests to `/generate` and their responses so far.
     """
 
     url: str
@@ -96,7 +96,7 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    """Fails a test that asked for `parity_baseline` and compared nothing, one of a `unittest.TestCase` too."""
+    """Fails a test that requested `parity_baseline` and compared nothing, one of a `unittest.TestCase` too."""
     result = yield
     if item.stash.get(UNCALLED, False):
         pytest.fail("parity_baseline was not called: nothing was compared", pytrace=False)
@@ -118,7 +118,7 @@ def _parity_policy(tmp_path_factory: pytest.TempPathFactory) -> str:
 def _parity_server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[str, str | None]]:
-    """The engine that is asked: its URL, and the checkpoint that it names, `None` where it is one of our own."""
+    """The URL of the engine, and the checkpoint that it names; `None` if the plug-in started it."""
     import asyncio
 
     from parity.engines import open_engine
@@ -141,25 +141,25 @@ def _parity_server(
 
 
 async def _model_path(client: EngineClient) -> str:
-    """The checkpoint that an engine names, empty where it names none."""
+    """The checkpoint that an engine names, or an empty text."""
     async with client:
         return str((await client.model_info()).get("model_path") or "")
 
 
 @pytest.fixture
 def _parity_front(request: pytest.FixtureRequest) -> Iterator[Front]:
-    """What the test asks."""
+    """The engine of the test."""
     from parity.pytest_plugin.front import passing_on, replaying
 
     if "parity_baseline" in request.fixturenames and (baseline := _recorded(request)):
         if baseline.exchanges is None:
             pytest.fail(f"{_directory(request)}: no exchanges in this recording; --parity-record", pytrace=False)
-        asked = replaying(baseline.exchanges, baseline.answers)
+        front_of_test = replaying(baseline.exchanges, baseline.answers)
     else:
         url, _ = request.getfixturevalue("_parity_server")
         given = request.config.getoption("--parity-url")
-        asked = passing_on(url, control=request.config.getoption("--parity-control") or not given)
-    with asked as front:
+        front_of_test = passing_on(url, control=request.config.getoption("--parity-control") or not given)
+    with front_of_test as front:
         yield front
     if front.refused:
         pytest.fail("\n".join(dict.fromkeys(front.refused)), pytrace=False)
@@ -193,16 +193,16 @@ def parity_check(request: pytest.FixtureRequest) -> Callable[..., list[Finding]]
     """
     marked = _marked(request)
 
-    def check(samples: Any = None, **asked: Any) -> list[Finding]:
+    def check(samples: Any = None, **options: Any) -> list[Finding]:
         from parity.pytest_plugin.judging import contract_findings
 
-        told = marked | asked
-        required, chunk = told.pop("required", ()), told.pop("chunk", None)
+        rules = marked | options
+        required, chunk = rules.pop("required", ()), rules.pop("chunk", None)
         if isinstance(required, str):
             pytest.fail(f"required is {required!r}, not a list of checks", pytrace=False)
-        front = _front_of(request)  # now, as the test may have asked for its engine since
+        front = _front_of(request)  # now, since the test may have requested its engine meanwhile
         with _readable():
-            findings = contract_findings(samples, front.exchanges if front else None, _rules(told), chunk)
+            findings = contract_findings(samples, front.exchanges if front else None, _rules(rules), chunk)
         return _passing(findings, required)
 
     return check
@@ -241,28 +241,28 @@ def parity_baseline(request: pytest.FixtureRequest) -> Callable[[Any], list[Find
 
 
 def _marked(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """What the markers say, the closest before those farther away."""
-    told: dict[str, Any] = {}
+    """The options of the markers; closer ones take precedence."""
+    options: dict[str, Any] = {}
     for marker in request.node.iter_markers("parity"):
         if marker.args:
             raise pytest.UsageError(f"{request.node.nodeid}: the marker parity takes names with values")
-        told = dict(marker.kwargs) | told
-    return told
+        options = dict(marker.kwargs) | options
+    return options
 
 
-def _rules(told: dict[str, Any]) -> Rules:
-    """The rules told; a name that is none, as of a misspelt one, fails the test."""
+def _rules(options: dict[str, Any]) -> Rules:
+    """The rules of some options; an unknown name fails the test."""
     from parity.contract_checks import Rules
 
     known = [rule.name for rule in fields(Rules)]
-    if unknown := [name for name in told if name not in known]:
+    if unknown := [name for name in options if name not in known]:
         rules = ", ".join(["required", "chunk", *known])
-        pytest.fail(f"parity knows no rule {', '.join(unknown)}; there are {rules}", pytrace=False)
-    return Rules(**told)
+        pytest.fail(f"there is no rule {', '.join(unknown)}; the rules are {rules}", pytrace=False)
+    return Rules(**options)
 
 
 def _front_of(request: pytest.FixtureRequest) -> Front | None:
-    """That of the test's engine, if it asks one."""
+    """The front of the test's engine, if it has one."""
     if "parity_engine" not in request.fixturenames:
         return None
     front: Front = request.getfixturevalue("_parity_front")
@@ -295,7 +295,7 @@ def _recorded(request: pytest.FixtureRequest) -> Baseline | None:
 
 @contextmanager
 def _readable() -> Iterator[None]:
-    """Fails the test with what parity says of samples that it cannot read, and not with parity's own code."""
+    """Fails the test with the message of an error of parity, without parity's code."""
     from parity.errors import ParityError
 
     try:
@@ -305,7 +305,7 @@ def _readable() -> Iterator[None]:
 
 
 def _passing(findings: list[Finding], required: Collection[str] = ()) -> list[Finding]:
-    """The findings, if none fails, something was compared, and so was every check that is required."""
+    """The findings, unless one fails, nothing was compared, or a required check was not."""
     from parity.findings import Status
 
     compared = {finding.check for finding in findings if finding.status is not Status.NOT_COMPARED}

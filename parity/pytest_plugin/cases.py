@@ -11,7 +11,7 @@ from parity.errors import EngineError
 from parity.findings import Status
 
 GONE = pytest.StashKey[str]()
-"""Why the cases that are left cannot be asked: the engine no longer answers."""
+"""Why the remaining cases cannot run: the engine no longer answers."""
 
 
 def items(session: pytest.Session) -> list[pytest.Item]:

@@ -1,4 +1,4 @@
-"""What a test's requests go to: they are passed on to an engine, or answered from a recording, and all are kept."""
+"""The server of a test's requests: it passes them on to an engine or replays a recording, and keeps them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _OF_A_ROUTER: dict[str, Callable[[str], Any]] = {
     "/workers": lambda url: {"workers": [{"url": url}]},
     "/list_workers": lambda url: {"urls": [url]},
 }
-"""What hosts ask a router before they abort, where no router is: the front is its own worker."""
+"""What hosts request of a router before they abort; without a router the front is its own worker."""
 _OF_THE_HOP = {"host", "connection", "content-length", "transfer-encoding", "accept-encoding"}
 
 
@@ -33,9 +33,9 @@ class Front:
 
     Attributes:
         url: The base URL.
-        exchanges: What was asked of `/generate`, and answered, in the order answered; `arm` is the form of the request.
-        answers: The last status and body of every other method and path that was asked for.
-        refused: What could not be answered as asked, and why.
+        exchanges: The requests to `/generate` and their responses, in order of response; `arm` by their form.
+        answers: The last status and body of every other method and path.
+        refused: Why requests were refused.
     """
 
     url: str = ""
@@ -50,13 +50,10 @@ class Front:
 
     def keep(self, payload: Mapping[str, Any], status: int, answer: Any, sent_at: float) -> None:
         """Keeps an exchange."""
-        asked = Exchange(payload, status, answer, url="/generate", sent_at=sent_at, received_at=time.time())
-        self.exchanges.append(replace(asked, arm=_form(asked)))
-
-
-def _form(asked: Exchange) -> str:
-    """The arm whose requests have this form."""
-    return "native" if asked.n > 1 else "batched" if asked.is_batch else "per-sample"
+        sent = Exchange(payload, status, answer, url="/generate", sent_at=sent_at, received_at=time.time())
+        self.exchanges.append(
+            replace(sent, arm="native" if sent.n > 1 else "batched" if sent.is_batch else "per-sample")
+        )
 
 
 def passing_on(upstream: str, control: bool) -> AbstractContextManager[Front]:
@@ -69,8 +66,8 @@ def passing_on(upstream: str, control: bool) -> AbstractContextManager[Front]:
     sessions: list[aiohttp.ClientSession] = []
 
     async def connected(app: web.Application) -> AsyncIterator[None]:
-        # A host has time-outs of its own, and gives up by closing the connection. It also says how many requests run at
-        # once; were they limited here, an abort would wait for those that it is to end.
+        # A host has its own time-outs, and limits its own requests; a limit here would make an abort wait for the
+        # requests that it is meant to end.
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=1)  # as `EngineClient` has it
         async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None)) as session:
             sessions.append(session)
@@ -82,11 +79,11 @@ def passing_on(upstream: str, control: bool) -> AbstractContextManager[Front]:
             return front.refuse(f"{_place(request)} changes the engine, which needs --parity-control")
         sent_at = time.time()
         headers = {name: value for name, value in request.headers.items() if name.lower() not in _OF_THE_HOP}
-        asked = sessions[0].request(
+        sent = sessions[0].request(
             request.method, upstream + request.path_qs, data=await request.read(), headers=headers
         )
         try:
-            async with asked as response:
+            async with sent as response:
                 body, status, kind = await response.read(), response.status, response.content_type
         except aiohttp.ClientError as error:
             body, status, kind = f"{upstream}: {error}".encode(), 502, "text/plain"
@@ -102,14 +99,14 @@ def passing_on(upstream: str, control: bool) -> AbstractContextManager[Front]:
 
 
 def replaying(exchanges: Iterable[Exchange], answers: Mapping[str, tuple[int, Any]]) -> AbstractContextManager[Front]:
-    """A front that no engine stands behind: the outputs of a recording, in whatever form they are asked for.
+    """A front without an engine: the outputs of a recording, for requests of any arm.
 
     Args:
         exchanges: The recording, see `replaying_post`.
-        answers: What other methods and paths are answered; any that is not there gets status 404.
+        answers: The responses of other methods and paths; any other gets status 404.
 
     Raises:
-        InputError: A recorded answer has another number of outputs than was asked for.
+        InputError: A recorded response has another number of outputs than was requested.
     """
     post = replaying_post(exchanges)
 

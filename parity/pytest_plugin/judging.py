@@ -1,4 +1,4 @@
-"""What a test made, held to the contract and to what a revision known to be good made of the same answers."""
+"""A test's samples, held to the contract and to those that a known good revision made of the same responses."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import msgspec
 import pyarrow.parquet as pq
 
 from parity.commands.check import check_paths
@@ -89,7 +90,7 @@ def contract_findings(
     findings: list[Finding] = []
     if isinstance(subject, (str, Path)):
         result = check_paths([Path(subject)], rules)
-        if damaged := next((one for one in result.omissions if one.damaged), None):
+        if damaged := next((omission for omission in result.omissions if omission.damaged), None):
             raise InputError(f"{damaged.path}: {damaged.reason}")
         findings += result.findings
     elif subject is not None:
@@ -98,7 +99,7 @@ def contract_findings(
     if exchanges is None:
         return findings
     if not exchanges:
-        raise InputError("the engine of this test was not asked for anything")
+        raise InputError("the engine of this test got no request")
     findings += check_exchanges(exchanges, rules)
     if subject is not None:
         findings += _account_findings(rollout_of(subject, rules.group_size), exchanges, chunk)
@@ -120,7 +121,7 @@ def _account_findings(rollout: Rollout, exchanges: Sequence[Exchange], chunk: in
 
 
 def _dropped(assigned: Sequence[Exchange]) -> list[Finding]:
-    """Requests that failed for a prompt that no sample has: of a group that was left out, since it has no samples."""
+    """Requests that failed for a prompt that no sample has: their group is missing."""
     failed = [exchange for exchange in assigned if exchange.group_index is None]
     if not failed:
         return []
@@ -135,29 +136,36 @@ def _dropped(assigned: Sequence[Exchange]) -> list[Finding]:
 
 
 def assign(exchanges: Iterable[Exchange], rollout: Rollout) -> list[Exchange]:
-    """The exchanges with the step and group whose prompt they asked for, where just one has it."""
+    """The exchanges with the step and group whose prompt they sent, if just one has it."""
     places: dict[tuple[int, ...], set[tuple[int | None, int]]] = {}
     columns = (rollout.table.column(name).to_pylist() for name in ("prompt_ids", "rollout_id", "group_index"))
     for ids, rollout_id, group in zip(*columns, strict=True):
         places.setdefault(tuple(ids or ()), set()).add((rollout_id, group))
     assigned = []
     for exchange in exchanges:
-        asked = {tuple(prompt) if isinstance(prompt, list) else () for prompt in exchange.prompts}
-        found = places.get(asked.pop(), set()) if len(asked) == 1 else set()
-        rollout_id, group_index = next(iter(found)) if len(found) == 1 else (None, None)
+        prompts = {tuple(prompt) if isinstance(prompt, list) else () for prompt in exchange.prompts}
+        owners = places.get(prompts.pop(), set()) if len(prompts) == 1 else set()
+        rollout_id, group_index = next(iter(owners)) if len(owners) == 1 else (None, None)
         assigned.append(replace(exchange, rollout_id=rollout_id, group_index=group_index))
     return assigned
 
 
+class _EngineFile(msgspec.Struct):
+    """What a recording keeps of its engine besides exchanges."""
+
+    model_path: str | None
+    answers: dict[str, tuple[int, Any]]
+
+
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """What a test made when it was recorded.
+    """A recorded test.
 
     Attributes:
         rollout: Its samples.
-        exchanges: What its engine was asked and answered; `None` where it asked none.
-        answers: What the engine answered to other methods and paths.
-        checkpoint: The checkpoint that its engine named, or ""; `None` where the engine was the plug-in's own.
+        exchanges: Its requests and their responses; `None` if it sent none.
+        answers: The engine's responses at other methods and paths.
+        checkpoint: The checkpoint that its engine named, or ""; `None` if the plug-in started the engine.
     """
 
     rollout: Rollout
@@ -188,38 +196,31 @@ class Baseline:
         Raises:
             InputError: There is none, or a file of it is damaged.
         """
-        engine = read_json(directory / ENGINE_FILE)
-        answers, checkpoint = engine.get("answers"), engine.get("model_path")
-        if (
-            not isinstance(answers, dict)
-            or not all(isinstance(one, list) and list(map(type, one))[:-1] == [int] for one in answers.values())
-            or not isinstance(checkpoint, (str, type(None)))
-        ):
-            raise InputError(f"{directory / ENGINE_FILE}: model_path and answers are not as they were written")
-        path = directory / EXCHANGES_FILE
-        return cls(
-            Rollout.read_parquet(directory / SAMPLES_FILE),
-            list(read_exchanges(path)) if path.exists() else None,
-            {place: (status, body) for place, (status, body) in answers.items()},
-            checkpoint,
-        )
+        file, path = directory / ENGINE_FILE, directory / EXCHANGES_FILE
+        try:
+            engine = msgspec.convert(read_json(file), _EngineFile)
+        except msgspec.ValidationError as error:
+            raise InputError(f"{file}: {error}") from error
+        exchanges = list(read_exchanges(path)) if path.exists() else None
+        rollout = Rollout.read_parquet(directory / SAMPLES_FILE)
+        return cls(rollout, exchanges, engine.answers, engine.model_path)
 
     def findings(self, rollout: Rollout, exchanges: Sequence[Exchange] | None) -> list[Finding]:
-        """Compares what was made now.
+        """Compares the samples of this run with those recorded.
 
-        Counts, prompts, parameters, finish reasons and recorded fields are always compared. Where the answers were
-        replayed, so is what was asked for, and every sample bit for bit; as the slots of a group are exchangeable and
+        Counts, prompts, parameters, finish reasons and recorded fields are always compared. Where responses were
+        replayed, so are the requests, and every sample bit for bit; since slots of a group are exchangeable and
         requests may overtake each other, samples of a group are matched by their tokens.
 
         Args:
             rollout: The samples.
-            exchanges: What was asked of the recording; `None` where nothing was.
+            exchanges: The requests to the recording; `None` if there were none.
 
         Raises:
-            InputError: Just one of both asked an engine.
+            InputError: Only one of the two runs sent requests.
         """
         if (exchanges is None) != (self.exchanges is None):
-            raise InputError("the test asked an engine only now, or only when it was recorded; record it again")
+            raise InputError("the test sent requests only now, or only when it was recorded; record it again")
         findings = check_arms(self.rollout, rollout)
         if exchanges is not None and self.exchanges is not None:
             findings += check_requests(assign(self.exchanges, self.rollout), assign(exchanges, rollout))

@@ -42,7 +42,7 @@ def read_counters(text: str, name: str) -> dict[str, Load]:
     """
     from prometheus_client.parser import text_string_to_metric_families  # only a benchmark needs it
 
-    own: dict[str, float] = defaultdict(float)
+    engine: dict[str, float] = defaultdict(float)
     workers: dict[str, float] = defaultdict(float)
     lines = [line.strip() for line in text.splitlines() if line.startswith(("sglang:", "sglang_", "smg_worker_"))]
     try:
@@ -56,12 +56,12 @@ def read_counters(text: str, name: str) -> dict[str, Load]:
         elif metric in ("sglang:num_http_requests_total", "sglang:generation_tokens_total") or (
             metric == "sglang:http_requests_total" and labels.get("endpoint") == "/generate"
         ):
-            own["decode_tokens" if "tokens" in metric else "requests"] += _count(value, name, metric)
+            engine["decode_tokens" if "tokens" in metric else "requests"] += _count(value, name, metric)
     if workers:
         # A router lists its workers in another order at each reading.
         return {engine_name(worker): Load(requests) for worker, requests in sorted(workers.items())}
-    if own or "\nsglang" in f"\n{text}":
-        return {name: Load(own.get("requests"), own.get("decode_tokens"))}
+    if engine or "\nsglang" in f"\n{text}":
+        return {name: Load(engine.get("requests"), engine.get("decode_tokens"))}
     raise NotRecognised(f"{name}: no counter of SGLang or of its router")
 
 

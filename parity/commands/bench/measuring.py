@@ -33,7 +33,7 @@ async def measure(
     pids: Sequence[int] = (),
     done: Callable[[int], object] = lambda samples: None,
 ) -> Measurement:
-    """Asks for one rollout in one mode. Memory does not grow with the number of requests but for their times.
+    """Generates one rollout in one mode. Only the times of requests take memory as their number grows.
 
     Args:
         client: Of the engine or router.
@@ -42,7 +42,7 @@ async def measure(
         workload: Group size, cap and concurrency.
         repeat: The number that the result carries.
         pids: Processes whose CPU time is that of the engines, with all their children.
-        done: Told the number of samples that came back or failed with each group.
+        done: Called with the number of samples of each group that came back or failed.
     """
     tally = _Tally(workload)
     permits = Permits(asyncio.Semaphore(workload.concurrency), workload.concurrency)
@@ -115,7 +115,7 @@ class _Tally:
         else:
             self.group_seconds.append(time.perf_counter() - begun[0])
 
-    def count(self, answer: Any, asked: int) -> None:
+    def count(self, answer: Any, expected: int) -> None:
         """What came back for one request of so many samples.
 
         Raises:
@@ -131,15 +131,15 @@ class _Tally:
                 if not isinstance(ids, list):
                     raise TypeError(f"tokens are {type(ids).__name__}, not list")
             except (KeyError, TypeError, AttributeError) as error:
-                said = f"{type(error).__name__}: {error}"
-                raise ExchangeError(f"an answer holds no sample ({said}): {str(item)[:200]}") from error
+                reason = f"{type(error).__name__}: {error}"
+                raise ExchangeError(f"a response has no sample ({reason}): {str(item)[:200]}") from error
             self.samples += 1
             self.output_tokens += tokens
             self.at_cap += ended == "length" and tokens == self.workload.new_tokens
             self.prompt_tokens = _sum(self.prompt_tokens, prompt)
             self.cached_tokens = _sum(self.cached_tokens, cached)
-        if len(items) != asked:  # the numbers of other requests may make up for it
-            raise ExchangeError(f"a request for {asked} samples was answered with {len(items)}")
+        if len(items) != expected:  # the numbers of other requests may make up for it
+            raise ExchangeError(f"a request for {expected} samples was answered with {len(items)}")
 
 
 def _sum(total: int | None, more: Any) -> int | None:
@@ -161,8 +161,8 @@ def cpu_seconds(pids: Sequence[int]) -> float:
     for pid in pids:
         with suppress(psutil.NoSuchProcess):
             process = psutil.Process(pid)
-            for one in (process, *process.children(recursive=True)):
+            for member in (process, *process.children(recursive=True)):
                 with suppress(psutil.NoSuchProcess):
-                    times = one.cpu_times()
+                    times = member.cpu_times()
                     total += times.user + times.system
     return total

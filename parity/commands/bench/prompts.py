@@ -42,7 +42,7 @@ def vocabulary_of(config: Mapping[str, Any]) -> Vocabulary | None:
     size = next((part["vocab_size"] for part in texts if type(part.get("vocab_size")) is int), 0)
     named = {name: value for part in texts for name, value in part.items() if name.endswith("_token_id")}
     ids = {name: value if isinstance(value, list) else [value] for name, value in named.items()}
-    known = {name: [one for one in values if type(one) is int and 0 <= one < size] for name, values in ids.items()}
+    known = {name: [id_ for id_ in values if type(id_) is int and 0 <= id_ < size] for name, values in ids.items()}
     image = [known.get(f"{name}_token_id", [])[:1] for name in ("vision_start", "image", "vision_end")]
     placeholder = tuple(chain(*image)) if image[1] else ()
     return Vocabulary(size, frozenset(chain(*known.values())), placeholder) if size > 0 else None
@@ -61,7 +61,7 @@ def requests(workload: Workload, vocabulary: Vocabulary, rng: np.random.Generato
     if plain < 1:
         raise UsageError(
             f"--prompt-tokens {workload.prompt_tokens}: placeholders of {workload.images} images take "
-            f"{len(placeholders)}, and a prompt holds 1 id more at least"
+            f"{len(placeholders)}, and a prompt needs at least 1 more id"
         )
     if vocabulary.size > MOST_IDS:
         raise UsageError(f"a vocabulary of {vocabulary.size} ids is no model's; say its size with --vocabulary")
@@ -72,10 +72,10 @@ def requests(workload: Workload, vocabulary: Vocabulary, rng: np.random.Generato
     shared = rng.choice(allowed, round(workload.shared_prefix * plain)).tolist()
     tag = int(rng.integers(1 << 48))
     for group in range(workload.groups):
-        own = rng.choice(allowed, plain - len(shared)).tolist()
+        rest = rng.choice(allowed, plain - len(shared)).tolist()
         yield SampleRequest(
             params,
-            input_ids=[*shared, *placeholders, *own],
+            input_ids=[*shared, *placeholders, *rest],
             media={"image_data": [random_image(workload.image_side, rng) for _ in range(workload.images)]},
             options={"return_logprob": True},
             headers={ROUTING_KEY: f"bench-{tag:x}-{group}"},

@@ -68,11 +68,11 @@ def run_bench(
         vocabulary: How many ids prompts may hold; asked of the engine by default.
         sources: What counts the load of each engine of a deployment.
         control: Whether the prefix cache of a deployment may be emptied.
-        progress: Told of every group that is done and every rollout that is measured.
-        starting: Told about once a second while an engine starts.
+        progress: Called for every group that is done and every rollout that is measured.
+        starting: Called about once a second while an engine starts.
 
     Raises:
-        UsageError: The parts of `config` do not go together, or the vocabulary is not known.
+        UsageError: The parts of `config` do not fit together, or the vocabulary is not known.
         EngineError: An engine did not start or answer, or nothing came back for a rollout.
     """
     check_bench(config)
@@ -99,7 +99,7 @@ def run_bench(
 def whole_repeats(config: BenchConfig, rollouts: Sequence[Measurement], cache_emptied: bool) -> BenchResult | None:
     """What a benchmark that was stopped had measured: its first repeats that are whole; None before there is one."""
     each = len(config.policies) * len(config.modes)
-    measured = [one for one in rollouts if one.repeat >= 0]
+    measured = [rollout for rollout in rollouts if rollout.repeat >= 0]
     repeats = len(measured) // each
     if not repeats:
         return None
@@ -137,7 +137,11 @@ def _launched(
 
 def _ended(engines: Iterable[Engine]) -> list[str]:
     """The names of those, of their workers and of their routers whose process does not run."""
-    parts = [part for one in engines for part in ((*one.workers, one.router) if isinstance(one, Fleet) else (one,))]
+    parts = [
+        part
+        for engine in engines
+        for part in ((*engine.workers, engine.router) if isinstance(engine, Fleet) else (engine,))
+    ]
     return list(dict.fromkeys(part.engine_id for part in parts if not part.alive()))
 
 
@@ -156,9 +160,9 @@ def _random_model(config: BenchConfig, directory: Path) -> Path:
     """A checkpoint with random weights and room for prompt and response: what is sampled does not matter here."""
     from parity.trainer.policy import build_policy, image_policy_config, policy_config, save_policy
 
-    asked = config.workload
-    room = asked.prompt_tokens + asked.images * MOST_IMAGE_TOKENS + asked.new_tokens + 16
-    shape = image_policy_config if asked.images else policy_config
+    work = config.workload
+    room = work.prompt_tokens + work.images * MOST_IMAGE_TOKENS + work.new_tokens + 16
+    shape = image_policy_config if work.images else policy_config
     return save_policy(build_policy(0, shape(max_position_embeddings=room)), directory / "model")
 
 
@@ -194,7 +198,7 @@ class _Target:
         async with self.first.client() as controller:
             if not await controller.health():
                 raise EngineError(f"no engine answers at {self.first.url}/health")
-            info = await _said(controller)
+            info = await _engine_info(controller)
             vocabulary = self._vocabulary(info)
             for repeat, policy, mode in _rounds(config):
                 name = f"repeat {repeat + 1} of {config.repeats}" if repeat >= 0 else "warm-up"
@@ -230,23 +234,23 @@ class _Target:
         return rows, info
 
     def _vocabulary(self, info: dict[str, Any]) -> Vocabulary:
-        """By the model's config where it can be read, else by what the engine says, else by what the user says.
+        """From the model's config if it can be read, else from the engine, else from the option.
 
         Raises:
-            UsageError: Nobody says.
+            UsageError: None of them has it.
         """
         if self.vocabulary is not None and self.vocabulary < 2:
             raise UsageError(f"--vocabulary is {self.vocabulary}: expected 2 or more")
         path = self.model_path or Path(str(info.get("model_path")))
-        found = vocabulary_of(_read_config(path)) or vocabulary_of(info)
+        known = vocabulary_of(_read_config(path)) or vocabulary_of(info)
         if self.vocabulary is not None:
-            return replace(found or Vocabulary(0), size=self.vocabulary)
-        if found is None:
+            return replace(known or Vocabulary(0), size=self.vocabulary)
+        if known is None:
             raise UsageError(
-                f"{self.first.url} does not say how many tokens its model knows, and {path / 'config.json'} is not "
-                "here to be read: say it with --vocabulary"
+                f"{self.first.url} does not report the size of its vocabulary, and {path / 'config.json'} is not on "
+                "this machine: say it with --vocabulary"
             )
-        return found
+        return known
 
 
 def _pids(engine: Engine) -> list[int]:
@@ -258,11 +262,11 @@ def _pids(engine: Engine) -> list[int]:
     return [process.pid for process in processes if process.pid is not None]
 
 
-async def _said(client: EngineClient) -> dict[str, Any]:
-    """What the engine says of its model and of itself, as far as a report needs it."""
-    said = {**await client.server_info(), **await client.model_info()}
+async def _engine_info(client: EngineClient) -> dict[str, Any]:
+    """What the engine reports of its model and of itself, as far as a report needs it."""
+    info = {**await client.server_info(), **await client.model_info()}
     names = ("model_path", "model_type", "version", "engine", "dtype", "vocab_size", "weight_version")
-    return {name: said[name] for name in names if name in said}
+    return {name: info[name] for name in names if name in info}
 
 
 def _read_config(path: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""From both arms' samples and exchanges to findings and a verdict: pure."""
+"""From both arms' samples and exchanges to findings."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ class Recorded:
 
 def contract_findings(config: SamplingConfig, rules: Rules, recorded: Recorded) -> list[Finding]:
     """The contract of each arm and of both together; every finding names its arm."""
-    found = []
+    findings = []
     for arm, rollout, exchanges in zip(config.arms, recorded.rollouts, recorded.exchanges, strict=True):
-        own = [*check_recording([rollout], exchanges, rules), _way_finding(arm, rollout)]
-        found += [finding.in_run(arm) for finding in own]
-    return found + [finding.in_run(config.experiment) for finding in check_arms(*recorded.rollouts)]
+        of_arm = [*check_recording([rollout], exchanges, rules), _arm_used_finding(arm, rollout)]
+        findings += [finding.in_run(arm) for finding in of_arm]
+    return findings + [finding.in_run(config.experiment) for finding in check_arms(*recorded.rollouts)]
 
 
-def _way_finding(arm: str, rollout: Rollout) -> Finding:
-    """Whether every sample came by the arm that was asked for; one that fell back says nothing about it."""
+def _arm_used_finding(arm: str, rollout: Rollout) -> Finding:
+    """Whether every sample was made by its arm; a sample that fell back to another arm is no evidence of it."""
     used = rollout.strings("arm")
     other = int(np.sum(used != arm))
     evidence = {"checked": len(used), "failed": other}
@@ -56,19 +56,19 @@ def _way_finding(arm: str, rollout: Rollout) -> Finding:
 
 
 def fixed_findings(config: SamplingConfig, rollouts: tuple[Rollout, Rollout]) -> list[Finding]:
-    """What a design of a set size says, by tests with p-values; open until all its groups are there."""
+    """The findings of a design with a set number of groups, by tests with p-values."""
     if not len(rollouts[0]):
         return Evidence.start(config.margins, config.reward_range).findings()
     rng = np.random.default_rng([config.seed, 1])
     return sampling_findings(*rollouts, config.margins, rng)
 
 
-def decided(findings: Sequence[Finding]) -> str | None:
-    """Why no further group is needed, in a few words; None while one is."""
+def decided(findings: Sequence[Finding]) -> Message | None:
+    """Why no further group is needed; None while one is."""
     failing = [finding for finding in findings if finding.fails]
     if failing:
-        names = dict.fromkeys(f"{one.check} {one.where.field or ''}".strip() for one in failing)
-        return f"a difference is shown ({', '.join(list(names)[:3])})"
+        names = dict.fromkeys(f"{finding.check} {finding.where.field or ''}".strip() for finding in failing)
+        return Message("a difference is shown ({checks})", checks=listed(list(names)[:3]))
     if any(finding.status is Status.INCONCLUSIVE for finding in findings):
         return None
-    return "parity is shown in all that is compared"
+    return Message("parity is shown in everything that is compared")

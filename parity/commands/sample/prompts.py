@@ -19,7 +19,7 @@ KEYS = ("prompt", "input_ids", "text")
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What an engine is asked: a text as it is, or token ids; and the other fields of its row, for the reward."""
+    """A text as it is sent, or token ids; and the other fields of its row, for the reward."""
 
     text: str | None = None
     ids: tuple[int, ...] | None = None
@@ -63,7 +63,7 @@ def _rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def _prompt(row: Mapping[str, Any], key: str | None, place: str) -> Prompt:
-    name = key if key is not None else next((one for one in KEYS if one in row), None)
+    name = key if key is not None else next((candidate for candidate in KEYS if candidate in row), None)
     if name is None or name not in row:
         raise InputError(
             f"{place}: no prompt under {key or ' or '.join(KEYS)}; --prompt-key names one of {sorted(row)}"

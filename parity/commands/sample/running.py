@@ -1,6 +1,6 @@
 """Samples both arms block by block, each on disk before it is looked at, until the evidence suffices.
 
-What was cut off in the middle of a block was never looked at, and is asked again.
+An incomplete block was never evaluated, and is sampled again.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from parity.trainer.warm_start import prepare_policy
 
 @dataclass(frozen=True, slots=True)
 class SamplingProgress:
-    """How far it is: groups done, the most there will be, groups a second in each arm, and the findings so far."""
+    """Progress: groups done, the most there will be, groups a second in each arm, and the findings so far."""
 
     done: int
     limit: int
@@ -52,7 +52,7 @@ class SamplingProgress:
 
 @dataclass(frozen=True, slots=True)
 class Watcher:
-    """What a front end is told: `block` after each block, `note` for everything else worth a line."""
+    """What a front end shows: `block` after each block, `note` for everything else worth a line."""
 
     block: Callable[[SamplingProgress], None]
     note: Callable[[str], None]
@@ -64,15 +64,15 @@ def sample_arms(
     """Samples both arms, or goes on with that, until the evidence suffices or the groups are used up.
 
     Args:
-        config: What is asked for; with `resume`, what lies on disk, but for a larger `max_groups`.
+        config: What to sample; with `resume` as on disk, except for a larger `max_groups`.
         out: The directory of samples and exchanges.
         command: The command line, for the record.
-        watcher: Told of every block.
+        watcher: Shows every block.
         cache: Where warm-started policies are kept.
         resume: Goes on with what is on disk.
 
     Raises:
-        UsageError: It cannot be done as asked, or `out` holds something else.
+        UsageError: The configuration does not fit together, or `out` holds something else.
         InputError: The prompts cannot be read, or a reward is out of its range.
         EngineError: The engine does not come up, or a group failed.
     """
@@ -87,7 +87,7 @@ def sample_arms(
         prompts = None if config.prompts is None else read_prompts(Path(config.prompts), config.prompt_key)
         policy = _policy(config, cache, watcher)
         engine_name = engine_words(config.engine, config.workers, config.router)
-        watcher.note(f"engine {engine_name}: " + ("a deployment, only asked" if policy is None else "starting"))
+        watcher.note(f"engine {engine_name}: " + ("a deployment that already runs" if policy is None else "starting"))
         engine = open_engine(
             config.engine, policy or out, out / "logs", workers=config.workers, router=config.router or None
         )
@@ -130,7 +130,7 @@ async def _sample(
             rescored = await asker.rescored(rollouts) if len(rollouts[0]) else []
     evidence = sampled.evidence
     recorded = Recorded(rollouts, (list(store.exchanges(config.baseline)), list(store.exchanges(config.experiment))))
-    found = [
+    findings = [
         *sampled.refusal,
         *contract_findings(config, rules, recorded),
         *(evidence.findings() if evidence is not None else fixed_findings(config, rollouts)),
@@ -141,7 +141,7 @@ async def _sample(
         "groups": len(rollouts[0]) // config.group_size,
         "exchanges": sum(map(len, recorded.exchanges)),
     }
-    return SamplingResult(config, tuple(found), judge(found), counts, sampled.stopped)
+    return SamplingResult(config, tuple(findings), judge(findings), counts, sampled.stopped)
 
 
 Source = Callable[[int, int], Sequence[Prompt]]
@@ -156,12 +156,12 @@ class _Sampled:
         evidence: What was watched; None for a set size.
         rescored: Findings on log-probs scored again, if that was done already.
         stopped: Why it ended.
-        refusal: A finding on an answer that broke the protocol.
+        refusal: A finding on a response that breaks the protocol.
     """
 
     evidence: Evidence | None
     rescored: list[Finding] | None
-    stopped: str
+    stopped: Message
     refusal: tuple[Finding, ...] = ()
 
 
@@ -181,13 +181,15 @@ async def _blocks(asker: Asker, store: SamplingStore, source: Source, rules: Rul
     began, before = time.monotonic(), done
     while done < config.limit and stopped is None:
         size = min(BLOCK, config.limit - done)
-        asked, refused = await asker.block(done, source(done, size))
-        for arm, block in asked.items():
+        sampled, refused = await asker.block(done, source(done, size))
+        for arm, block in sampled.items():
             store.append(arm, block.samples, block.exchanges)
         if refused is not None:
-            return _Sampled(evidence, rescored, f"an answer broke the protocol: {refused}", (_refusal(str(refused)),))
-        findings = contract_findings(config, rules, _recorded(config, asked))
-        evidence = _watched(evidence, config, done, _recorded(config, asked).rollouts)
+            refusal = Message("an answer breaks the protocol: {reason}", reason=refused)
+            finding = Finding("response_refused", Level.CONTRACT, Status.FAIL, refusal)
+            return _Sampled(evidence, rescored, refusal, (finding,))
+        findings = contract_findings(config, rules, _recorded(config, sampled))
+        evidence = _watched(evidence, config, done, _recorded(config, sampled).rollouts)
         done += size
         if rescored is None and done >= RESCORED_GROUPS:
             rescored = await asker.rescored((store.rollout(config.baseline), store.rollout(config.experiment)))
@@ -198,7 +200,7 @@ async def _blocks(asker: Asker, store: SamplingStore, source: Source, rules: Rul
         elif any(finding.fails for finding in findings):
             stopped = decided(findings)
         watcher.block(SamplingProgress(done, config.limit, (done - before) / (time.monotonic() - began), findings))
-    return _Sampled(evidence, rescored, stopped or f"all {done} groups asked for are sampled")
+    return _Sampled(evidence, rescored, stopped or Message("all {done} groups are sampled", done=done))
 
 
 def _watched(
@@ -208,8 +210,8 @@ def _watched(
     return None if evidence is None else evidence.update(*rollouts, np.random.default_rng([config.seed, 0, start]))
 
 
-def _recorded(config: SamplingConfig, asked: dict[str, ArmBlock]) -> Recorded:
-    baseline, experiment = (asked[arm] for arm in config.arms)
+def _recorded(config: SamplingConfig, sampled: dict[str, ArmBlock]) -> Recorded:
+    baseline, experiment = (sampled[arm] for arm in config.arms)
     rollouts = Rollout.from_samples(baseline.samples), Rollout.from_samples(experiment.samples)
     return Recorded(rollouts, (baseline.exchanges, experiment.exchanges))
 
@@ -226,11 +228,6 @@ def _recorded_blocks(store: SamplingStore) -> Iterator[tuple[Rollout, Rollout]]:
         yield first, second
 
 
-def _refusal(message: str) -> Finding:
-    reason = Message("an answer breaks the protocol: {reason}", reason=message)
-    return Finding("response_refused", Level.CONTRACT, Status.FAIL, reason)
-
-
 def _source(config: SamplingConfig, task: Task, prompts: Sequence[Prompt] | None, policy: Path | None) -> Source:
     """Where prompts come from; on an engine started here they are tokenised as in training, elsewhere sent as text."""
     tokenizer = None if policy is None else load_tokenizer(policy)
@@ -243,8 +240,8 @@ def _source(config: SamplingConfig, task: Task, prompts: Sequence[Prompt] | None
         if tokenizer is None:
             return drawn
         return [
-            one if one.text is None else Prompt(one.text, tuple(tokenizer.encode(one.text)), one.fields)
-            for one in drawn
+            prompt if prompt.text is None else Prompt(prompt.text, tuple(tokenizer.encode(prompt.text)), prompt.fields)
+            for prompt in drawn
         ]
 
     return prompts_of

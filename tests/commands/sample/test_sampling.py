@@ -141,7 +141,7 @@ def test_one_bad_answer_is_a_difference_and_stops_at_once(prompts: Path, tmp_pat
         result = sampled(config_of(engine, prompts), tmp_path)
     assert result.judgement.verdict is Verdict.DIFFERENT
     assert "response_refused" in {check for check, _ in failing(result)}
-    assert "broke the protocol" in result.stopped
+    assert result.stopped in {finding.message for finding in result.findings if finding.check == "response_refused"}
     assert result.counts["samples"] == 0
     assert result.counts["exchanges"] > 0
 
