@@ -462,12 +462,13 @@ def area_under_curve(aligned: AlignedRuns) -> Floats:
 def late_median_log(aligned: AlignedRuns) -> Floats:
     """The median over the later half of the aligned steps of the natural log, one number a run, (R,).
 
-    For metrics with heavy tails that are not negative, such as the gradient norm, which is 0 in a step whose groups all
-    have one reward. A run is minus infinity where the median is 0, and NaN where a value is negative.
+    For metrics with heavy tails that are not negative, such as the gradient norm. Steps of 0, whose groups all have one
+    reward, have no gradient and are left out. A run is minus infinity where all are 0, and NaN where a value is
+    negative.
     """
     late = _late(aligned)
-    with np.errstate(divide="ignore"):
-        return np.asarray(np.median(np.log(np.where(late >= 0, late, np.nan)), axis=1))
+    medians = [float(np.median(np.log(row[row > 0]))) if (row > 0).any() else -np.inf for row in late]
+    return np.where((late < 0).any(axis=1) | np.isnan(late).any(axis=1), np.nan, medians)
 
 
 def late_median(aligned: AlignedRuns) -> Floats:

@@ -12,47 +12,19 @@ from parity.evidence.cost.run_cost import run_cost_findings
 from parity.evidence.metric_findings import collapse_finding, cost_findings
 from parity.evidence.multiplicity import benjamini_hochberg, holm
 from parity.evidence.planning import MetricPlan, Plan, group_spreads, merged, run_spreads
-from parity.evidence.sampling.anytime import (
-    ExchangeProcess,
-    NormalProcess,
-    adjusted_log_e,
-    normal_sequence,
-)
-from parity.evidence.sampling.groups import (
-    PairedResult,
-    groups_needed,
-    neighbour_test,
-    paired_events,
-    paired_groups,
-    slot_test,
-)
-from parity.evidence.sampling.monitor import Monitor, Watched
-from parity.evidence.sampling.permutation import (
-    PairContrasts,
-    equality_kernel,
-    independence_tests,
-    pair_contrasts,
-    prefix_kernel,
-    product_kernel,
-    shape_tests,
-)
+from parity.evidence.sampling.margin import InsideMargin
+from parity.evidence.sampling.means import Mean
+from parity.evidence.sampling.permutation import PairMeans, distance_kernel, equality_kernel, mean_excess
 from parity.evidence.sampling.power import (
     GroupPowerRow,
     PowerRow,
+    Stream,
     decide_many,
-    simulate_fixed_groups,
+    simulate_groups,
     simulate_power,
-    simulate_watched_groups,
 )
 from parity.evidence.sampling.rescored import CHECK, Rescored, rescored_findings
-from parity.evidence.sampling.sequential import (
-    ConfidenceSequence,
-    EProcess,
-    average_e_value,
-    bernoulli_e_value,
-    sequential_verdict,
-)
-from parity.evidence.sampling.set_size import sampling_findings
+from parity.evidence.sampling.sequential import ExchangeProcess, SignFlip, adjusted_log_e, normal_sequence
 from parity.evidence.sampling.trajectory import (
     DrawnGroup,
     GroupBounds,
@@ -63,7 +35,7 @@ from parity.evidence.sampling.trajectory import (
     of_drawn_arm,
     trajectory_findings,
 )
-from parity.evidence.sampling.watched import Evidence
+from parity.evidence.sampling.watched import Evidence, sampling_findings
 from parity.evidence.training.bands import Band, curve_band
 from parity.evidence.training.censoring import COMPLETE, EARLY, Ending, censoring_finding, worst_case_finding
 from parity.evidence.training.collapse import Collapse, RateComparison, collapse_rates, detect_collapse
@@ -74,12 +46,11 @@ from parity.evidence.two_samples import (
     RunComparison,
     compare_runs,
     margin_from_history,
-    predict_one,
     runs_needed,
     tost_power,
     verdict_of,
 )
-from parity.evidence.values import Floats, GroupValues, Result, RunValues
+from parity.evidence.values import Floats, GroupValues, RunValues
 
 __all__ = [
     "CHECK",
@@ -88,9 +59,7 @@ __all__ = [
     "Band",
     "BenchReport",
     "Collapse",
-    "ConfidenceSequence",
     "DrawnGroup",
-    "EProcess",
     "Ending",
     "Evidence",
     "ExchangeProcess",
@@ -98,29 +67,26 @@ __all__ = [
     "GroupBounds",
     "GroupPowerRow",
     "GroupValues",
+    "InsideMargin",
     "Margin",
+    "Mean",
     "MetricPlan",
-    "Monitor",
-    "NormalProcess",
-    "PairContrasts",
-    "PairedResult",
+    "PairMeans",
     "Plan",
     "PowerRow",
     "RateComparison",
     "Ratio",
     "RatioResult",
     "Rescored",
-    "Result",
     "RunComparison",
     "RunValues",
+    "SignFlip",
+    "Stream",
     "Summary",
     "Trajectory",
-    "Watched",
     "adjusted_log_e",
     "assess_benchmark",
-    "average_e_value",
     "benjamini_hochberg",
-    "bernoulli_e_value",
     "censoring_finding",
     "collapse_finding",
     "collapse_rates",
@@ -129,28 +95,21 @@ __all__ = [
     "curve_band",
     "decide_many",
     "detect_collapse",
+    "distance_kernel",
     "drawn_groups",
     "e_value",
     "equality_kernel",
     "group_spreads",
-    "groups_needed",
     "holm",
-    "independence_tests",
     "margin_from_history",
     "margins_in_run",
+    "mean_excess",
     "merged",
     "name_of",
-    "neighbour_test",
     "normal_sequence",
     "odd_zeros",
     "of_drawn_arm",
-    "pair_contrasts",
-    "paired_events",
-    "paired_groups",
     "paired_log_ratio",
-    "predict_one",
-    "prefix_kernel",
-    "product_kernel",
     "recording_findings",
     "rescored_findings",
     "run_cost_findings",
@@ -158,12 +117,8 @@ __all__ = [
     "runs_needed",
     "sampling_findings",
     "secondary_findings",
-    "sequential_verdict",
-    "shape_tests",
-    "simulate_fixed_groups",
+    "simulate_groups",
     "simulate_power",
-    "simulate_watched_groups",
-    "slot_test",
     "tost_power",
     "training_findings",
     "trajectory_findings",

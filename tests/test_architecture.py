@@ -27,13 +27,11 @@ NAMES = {
     """,
     "parity.engines": "Engine EngineClient EngineProcess RemoteEngine open_engine",
     "parity.stats": """
-        Band Collapse ConfidenceSequence EProcess GroupValues Margin PairContrasts PairedResult
-        PowerRow RateComparison RatioResult Result RunComparison RunValues average_e_value benjamini_hochberg
-        bernoulli_e_value collapse_finding collapse_rates compare_runs cost_findings curve_band decide_many
-        detect_collapse equality_kernel groups_needed holm independence_tests margin_from_history neighbour_test
-        pair_contrasts paired_events paired_groups paired_log_ratio predict_one prefix_kernel product_kernel
-        runs_needed sampling_findings sequential_verdict shape_tests simulate_power slot_test tost_power
-        training_findings verdict_of
+        Band Collapse Evidence ExchangeProcess GroupValues InsideMargin Margin Mean PairMeans PowerRow RateComparison
+        RatioResult RunComparison RunValues SignFlip Trajectory adjusted_log_e benjamini_hochberg collapse_finding
+        collapse_rates compare_runs cost_findings curve_band decide_many detect_collapse distance_kernel
+        equality_kernel holm margin_from_history mean_excess paired_log_ratio runs_needed sampling_findings
+        simulate_groups simulate_power tost_power training_findings trajectory_findings verdict_of
     """,
 }
 

@@ -257,8 +257,10 @@ def test_the_late_median_log_shrugs_off_one_spike_and_steps_without_a_gradient()
     assert late_median_log(spiked).tolist() == [0.0]
     resting = align([curve("a", list(range(6)), [1, 1, 1, math.e, 0, math.e])])
     assert late_median_log(resting).tolist() == [1.0]
-    mostly = align([curve("a", list(range(6)), [1, 1, 1, 0, 0, 1])])
-    assert late_median_log(mostly).tolist() == [-math.inf]
+    mostly = align([curve("a", list(range(6)), [1, 1, 1, 0, 0, math.e])])
+    assert late_median_log(mostly).tolist() == [1.0]
+    never = align([curve("a", list(range(6)), [1, 1, 1, 0, 0, 0])])
+    assert late_median_log(never).tolist() == [-math.inf]
     negative = align([curve("a", list(range(6)), [1, 1, 1, 1, -1, 1])])
     assert np.isnan(late_median_log(negative)).all()
 

@@ -342,8 +342,7 @@ def _curve_findings(
     collapse = collapse_finding(baseline, experiment)
     onsets: Mapping[str, int] = collapse.evidence.get("onsets", {})
     if onsets:
-        # Collapsed runs make the mean over all of them a mixture; what decides then is the rate, and the other runs.
-        found = [replace(finding, severity=Severity.WARNING) for finding in found]
+        # Collapsed runs make the mean over all a mixture, so that the others are compared by themselves as well.
         found += _conditional(baseline, experiment, history, onsets, collapse, asked)
     return [*found, collapse, *secondary_findings(baseline, experiment, list(asked.margins), asked.minimum_steps)]
 

@@ -10,22 +10,22 @@ from typing import Any
 import numpy as np
 
 from parity.errors import InputError, UsageError
-from parity.evidence.sampling.groups import groups_needed
-from parity.evidence.sampling.margin import CLIP, groups_for_margin
+from parity.evidence.sampling.arms import sample_values
+from parity.evidence.sampling.margin import groups_for_margin
+from parity.evidence.sampling.means import CLIP, FEWEST_GROUPS
 from parity.evidence.sampling.power import (
     GroupPowerRow,
     PowerRow,
-    simulate_fixed_groups,
+    Stream,
+    power_rows,
+    simulate_groups,
     simulate_power,
-    simulate_watched_groups,
 )
-from parity.evidence.sampling.sequential import groups_for_sequence
-from parity.evidence.sampling.set_size import sample_values
-from parity.evidence.sampling.watched import BOUNDED
-from parity.evidence.two_samples import runs_needed
+from parity.evidence.sampling.watched import BLOCK, BOUNDED
+from parity.evidence.two_samples import runs_needed, runs_needed_jointly
 from parity.findings import quantity
 from parity.metrics import RunCurves, align, late_mean
-from parity.records.margins import METRICS, PROBE_SHARE, SAMPLING, Unit
+from parity.records.margins import METRICS, PROBE_SHARE, SAMPLING, SAMPLING_MEANS, Unit
 from parity.records.samples import Rollout
 
 TWIN_STEPS = 20
@@ -35,7 +35,14 @@ IN_PROPORTION = 1e6
 """How far a margin may be from what varies, either way; beyond, no plan is of use and squares leave a float's range."""
 LEAST_SPREAD = 1e-6
 """In margins: a smaller spread, as of a baseline that never truncates, counts as that, since t needs some."""
-REPETITIONS = 2000
+REPETITIONS = 100
+"""Simulated samplings; their shares have a standard error of 5 % at most."""
+
+MOST_SIMULATED = 40_000
+"""Groups above which a formula stands for the simulation."""
+
+HYPOTHESES = 19
+"""Hypotheses that share the correction for a difference in `parity sample`."""
 
 RUN_METRICS: Mapping[str, str] = {
     "reward": "rollout/raw_reward",
@@ -135,8 +142,7 @@ class MetricPlan:
         spread: How much it varies.
         margin: The largest difference that does not matter, in the metric's unit.
         bound: The largest difference of a group that evidence is prepared for, in that unit.
-        watched_groups: Groups that sampling typically takes until watched evidence shows PARITY of equal arms.
-        fixed_groups: Groups of a set size with 80 % power for it.
+        watched_groups: Groups by which four in five samplings of equal arms have shown PARITY in this metric alone.
         runs: Runs an arm with 80 % power for it, or None above 1,000 or where the spread is not known.
         group_power: Shares of verdicts, by number of groups and true difference.
         run_power: The same by runs.
@@ -146,7 +152,6 @@ class MetricPlan:
     margin: float
     bound: float
     watched_groups: int | None
-    fixed_groups: int | None
     runs: int | None
     group_power: tuple[GroupPowerRow, ...]
     run_power: tuple[PowerRow, ...]
@@ -261,12 +266,31 @@ def plan(
         spread = spreads.get(metric) or _largest(metric, setting, warnings)
         planned.append(_metric_plan(spread, _absolute(margin, spread), _bound(spread, setting), rng))
         warnings += _outside(planned[-1], setting)
-    designs = _designs(planned, setting)
+    others = [metric for metric in SAMPLING_MEANS if metric not in margins]
+    if unplanned := [metric for metric in others if not _is_known(spreads.get(metric))]:
+        warnings.append(
+            f"`parity sample` also holds {', '.join(unplanned)} to the default margins, which may take more groups: "
+            "--history says how much they vary"
+        )
+    by_default = [spreads[metric] for metric in others if metric not in unplanned]
+    also = [
+        Stream(_some(spread.group, margin) or 1.0, margin, _bound(spread, setting))
+        for spread in by_default
+        for margin in [_absolute(SAMPLING_MEANS[spread.metric], spread)]
+    ]
+    designs = _designs(planned, also, setting, rng)
     cheapest = next((design.name for design in designs if design.shows_margin), None)
     unknown_runs = [one.spread.metric for one in planned if one.spread.run is None]
     if unknown_runs:
         warnings.append(f"the spread between runs of {', '.join(unknown_runs)} is not known: --history or --sigma-run")
     return Plan(setting, tuple(planned), tuple(designs), cheapest, tuple(warnings))
+
+
+def _is_known(spread: MetricSpread | None) -> bool:
+    """Whether groups of a metric can be simulated, against its margin."""
+    if spread is None or spread.group is None:
+        return False
+    return METRICS[spread.metric].unit is not Unit.SHARE or bool(spread.mean)
 
 
 def _outside(planned: MetricPlan, setting: Setting) -> list[str]:
@@ -317,19 +341,21 @@ def _metric_plan(spread: MetricSpread, margin: float, bound: float, rng: np.rand
         )
     groups, runs = (_some(value, margin) for value in (spread.group, spread.run))
     group_power: list[GroupPowerRow] = []
+    watched = None
     if groups:
-        for count in GROUP_COUNTS:
-            group_power += simulate_fixed_groups(groups, count, margin, (0.0, margin), rng, REPETITIONS)
-        bounded = spread.metric in BOUNDED
-        limit, effects = GROUP_COUNTS[-1], (0.0, margin)
-        group_power += simulate_watched_groups(groups, limit, margin, effects, rng, bound, bounded)
+        ends = [
+            simulate_groups([Stream(groups, margin, bound, effect)], GROUP_COUNTS[-1], rng, REPETITIONS, block=64)
+            for effect in (0.0, margin)
+        ]
+        equal, apart = (power_rows(end, effect, GROUP_COUNTS) for end, effect in zip(ends, (0.0, margin), strict=True))
+        group_power = [row for both in zip(equal, apart, strict=True) for row in both]
+        watched = _groups_jointly([Stream(groups, margin, bound)], rng)
     run_power = [row for n in RUN_COUNTS for row in simulate_power(runs, n, margin, (0.0, margin), rng)] if runs else []
     return MetricPlan(
         spread,
         margin,
         bound,
-        groups_for_margin(groups, margin, bound) if groups else None,
-        max(2, groups_needed(groups, margin)) if groups else None,
+        watched,
         runs_needed(runs, margin) if runs else None,
         tuple(group_power),
         tuple(run_power),
@@ -347,8 +373,27 @@ def _bound(spread: MetricSpread, setting: Setting) -> float:
     return 1.0 if spread.metric in BOUNDED else CLIP * abs(spread.mean or 0.0)
 
 
-def _designs(planned: Sequence[MetricPlan], setting: Setting) -> list[Design]:
-    return [_twin(setting), _sample(planned, setting), *_in_one_run(planned, setting), _paired(planned, setting)]
+def _groups_jointly(streams: Sequence[Stream], rng: np.random.Generator, fewest: int = 0, hypotheses: int = 1) -> int:
+    """The groups by which four in five samplings of equal arms have shown PARITY in all metrics together."""
+    longest = max(groups_for_margin(stream.sigma, stream.margin, stream.bound) for stream in streams)
+    if longest > MOST_SIMULATED:
+        return longest
+    # Looks are as far apart as those of a sampling, or 2 % of it.
+    block = max(BLOCK, -(-longest // 50 // BLOCK) * BLOCK)
+    limit = -(-max(3 * longest, fewest) // block) * block
+    return simulate_groups(streams, limit, rng, REPETITIONS, block, fewest, hypotheses).needed() or limit
+
+
+def _designs(
+    planned: Sequence[MetricPlan], also: Sequence[Stream], setting: Setting, rng: np.random.Generator
+) -> list[Design]:
+    """From the cheapest kind to the dearest; `also` are metrics that a sampling holds to its defaults."""
+    return [
+        _twin(setting),
+        _sample(planned, also, setting, rng),
+        *_in_one_run(planned, setting, rng),
+        _paired(planned, setting),
+    ]
 
 
 def _requests(groups: int, setting: Setting) -> int:
@@ -369,9 +414,14 @@ def _twin(setting: Setting) -> Design:
     )
 
 
-def _sample(planned: Sequence[MetricPlan], setting: Setting) -> Design:
+def _sample(
+    planned: Sequence[MetricPlan], also: Sequence[Stream], setting: Setting, rng: np.random.Generator
+) -> Design:
     shows = "both arms sample the same groups at fixed weights"
-    needed = _most(one.watched_groups for one in planned)
+    streams = [_stream(metric, metric.spread.group) for metric in planned]
+    needed = (
+        None if None in streams else _groups_jointly([*filter(None, streams), *also], rng, FEWEST_GROUPS, HYPOTHESES)
+    )
     if needed is None:
         return Design("sample", shows, "the spread of groups is not known")
     steps = ceil(2 * needed / setting.groups_per_step)
@@ -380,11 +430,12 @@ def _sample(planned: Sequence[MetricPlan], setting: Setting) -> Design:
     return Design("sample", shows, amount, 2 * needed, steps, *cost, True)
 
 
-def _in_one_run(planned: Sequence[MetricPlan], setting: Setting) -> list[Design]:
+def _in_one_run(planned: Sequence[MetricPlan], setting: Setting, rng: np.random.Generator) -> list[Design]:
     """Probe and switchback: the arm is drawn by group inside one training run."""
     shows = "both arms sample the same groups along one run"
     found = []
-    pairs = _most(_mixed_groups(one, one.spread.group, one.margin) for one in planned)
+    streams = [_stream(metric, metric.spread.group) for metric in planned]
+    pairs = None if None in streams else _groups_jointly([*filter(None, streams)], rng)
     if pairs is None:
         found.append(Design("probe", shows, "the spread of groups is not known"))
     else:
@@ -396,36 +447,32 @@ def _in_one_run(planned: Sequence[MetricPlan], setting: Setting) -> list[Design]
         requests = steps * (setting.groups_per_step * setting.group_size + probed)
         hours = setting.gpu_hours(steps * (1 + probed / setting.groups_per_step))
         found.append(Design("probe", shows, amount, groups, steps, requests, hours, True))
-    known = [one for one in planned if one.spread.prompt is not None]
-    # The mean of an increment, a group's mean with the sign of its arm, is half of the difference.
-    switched = _most(_mixed_groups(one, one.spread.prompt, one.margin / 2) for one in known)
-    if switched is None or len(known) < len(planned):
+    # A group's deviation from its centre counts twice, as half of the groups are in each arm.
+    streams = [_stream(metric, metric.spread.prompt, factor=2.0) for metric in planned]
+    if None in streams:
         return [*found, Design("switchback", shows, "the spread of groups between prompts is not known")]
-    steps = ceil(switched / setting.groups_per_step)
+    steps = ceil(_groups_jointly([*filter(None, streams)], rng) / setting.groups_per_step)
     groups = steps * setting.groups_per_step
     amount = f"1 run of {quantity(steps, 'steps')}, the arm drawn for each group"
     cost = _requests(groups, setting), setting.gpu_hours(steps)
     return [*found, Design("switchback", shows, amount, groups, steps, *cost, True)]
 
 
-def _mixed_groups(one: MetricPlan, deviation: float | None, margin: float) -> int | None:
-    return groups_for_sequence(deviation / one.bound, margin / one.bound) if deviation is not None else None
+def _stream(metric: MetricPlan, deviation: float | None, factor: float = 1.0) -> Stream | None:
+    if (sigma := _some(deviation, metric.margin)) is None:
+        return None
+    return Stream(factor * sigma, metric.margin, factor * metric.bound)
 
 
 def _paired(planned: Sequence[MetricPlan], setting: Setting) -> Design:
     shows = f"whole runs of {quantity(setting.steps, 'steps')} train alike"
-    needed = _most(one.runs for one in planned)
+    known = all(metric.spread.run is not None for metric in planned)
+    spreads = [(_some(metric.spread.run, metric.margin) or 0.0, metric.margin) for metric in planned]
+    needed = runs_needed_jointly(spreads) if known else None
     if needed is None:
-        known = all(one.spread.run is not None for one in planned)
         return Design("paired", shows, "more than 1,000 runs" if known else "the spread of runs is not known")
     steps = 2 * needed * setting.steps
     groups = steps * setting.groups_per_step
     amount = f"{needed} seeds in each arm, {quantity(setting.steps, 'steps')} each"
     cost = _requests(groups, setting), setting.gpu_hours(steps)
     return Design("paired", shows, amount, groups, steps, *cost, True)
-
-
-def _most(needed: Any) -> int | None:
-    """The largest of what the metrics need; None if one of them is not known, or there is none."""
-    numbers = list(needed)
-    return None if None in numbers or not numbers else max(numbers)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations
-from math import ceil, comb
+from math import ceil, comb, prod
 
 import numpy as np
 from scipy import stats
 
 from parity.errors import UsageError
-from parity.evidence.values import ALPHA, Floats, Interval, Result, RunValues
+from parity.evidence.values import ALPHA, Floats, Interval, RunValues
 from parity.findings import Verdict, quantity
 
 POWER = 0.8
@@ -62,10 +63,10 @@ class RunComparison:
 def compare_runs(baseline: RunValues, experiment: RunValues, margin: float) -> RunComparison:
     """Compares two arms by one number a run.
 
-    Student's pooled t with equal numbers of runs, Welch's with unequal ones; two one-sided tests (Schuirmann 1987) at 5
-    % each against ±margin. PARITY if the 90 % interval lies inside the margin, else DIFFERENT if the 95 % interval
-    excludes 0, else INCONCLUSIVE. One run in each arm is always INCONCLUSIVE, and one run in either arm never shows
-    PARITY.
+    Welch's t, which needs no equal spreads (pooled where one arm has a single run); two one-sided tests (Schuirmann
+    1987) at 5 % each against ±margin. PARITY if the 90 % interval lies inside the margin, DIFFERENT if the 95 %
+    interval excludes 0 and the estimate lies beyond the margin, else INCONCLUSIVE. One run in each arm is always
+    INCONCLUSIVE, and one run in either arm never shows PARITY.
 
     Args:
         baseline: One number a run of the baseline.
@@ -84,8 +85,7 @@ def compare_runs(baseline: RunValues, experiment: RunValues, margin: float) -> R
     fewest = min(len(baseline), len(experiment))
     if len(baseline) == len(experiment) == 1:
         return _one_run_each(baseline, experiment, margin)
-    equal_variances = len(baseline) == len(experiment) or fewest == 1
-    estimate, error, freedom = map(float, two_sample(baseline.values, experiment.values, equal_variances))
+    estimate, error, freedom = map(float, two_sample(baseline.values, experiment.values))
     sigma = float(error / np.sqrt(1 / len(baseline) + 1 / len(experiment)))
     p_permutation = _permutation_p(baseline, experiment) if fewest >= 4 else None
     warnings = []
@@ -104,7 +104,7 @@ def compare_runs(baseline: RunValues, experiment: RunValues, margin: float) -> R
         warnings.append(f"with {quantity(fewest, 'runs')} in an arm no permutation test can reach p = {ALPHA}")
     return RunComparison(
         metric=baseline.metric,
-        verdict=verdict_of(p_equivalence if fewest > 1 else None, p_difference),
+        verdict=verdict_of(p_equivalence if fewest > 1 else None, p_difference, abs(estimate) > margin),
         estimate=estimate,
         ci90=_interval(estimate, error, freedom, 0.90),
         ci95=_interval(estimate, error, freedom, 0.95),
@@ -115,7 +115,7 @@ def compare_runs(baseline: RunValues, experiment: RunValues, margin: float) -> R
         sigma=sigma,
         runs_needed=runs_needed(sigma, margin),
         units=(len(baseline), len(experiment)),
-        method=f"{'Student' if equal_variances else 'Welch'} t on one number a run, TOST against ±margin",
+        method=f"{'pooled' if fewest == 1 else 'Welch'} t on one number a run, TOST against ±margin",
         warnings=tuple(warnings),
     )
 
@@ -139,25 +139,29 @@ def _one_run_each(baseline: RunValues, experiment: RunValues, margin: float) -> 
     )
 
 
-def verdict_of(p_equivalence: float | None, p_difference: float | None) -> Verdict:
-    """PARITY if equivalence is shown at 5 %, else DIFFERENT if a difference is, else INCONCLUSIVE; None shows none."""
+def verdict_of(p_equivalence: float | None, p_difference: float | None, beyond: bool) -> Verdict:
+    """PARITY if equivalence is shown at 5 %; DIFFERENT if a difference is, and the estimate lies beyond the margin.
+
+    Else INCONCLUSIVE: a difference that is shown may be one that does not matter. None shows nothing.
+    """
     if p_equivalence is not None and p_equivalence < ALPHA:
         return Verdict.PARITY
-    if p_difference is not None and p_difference < ALPHA:
+    if p_difference is not None and p_difference < ALPHA and beyond:
         return Verdict.DIFFERENT
     return Verdict.INCONCLUSIVE
 
 
-def two_sample(baseline: Floats, experiment: Floats, equal_variances: bool) -> tuple[Floats, Floats, Floats]:
+def two_sample(baseline: Floats, experiment: Floats) -> tuple[Floats, Floats, Floats]:
     """Difference of means, its standard error and its degrees of freedom, (…,) each, from (…, n0) and (…, n1).
 
-    Pooled (Student), or with Welch's (1947) standard error and the Welch-Satterthwaite degrees of freedom.
+    Welch's (1947) standard error and the Welch-Satterthwaite degrees of freedom; Student's pooled ones where an arm has
+    one run, whose spread is then taken to be the other's.
     """
     n0, n1 = baseline.shape[-1], experiment.shape[-1]
     estimate = experiment.mean(axis=-1) - baseline.mean(axis=-1)
     squares0 = ((baseline - baseline.mean(axis=-1, keepdims=True)) ** 2).sum(axis=-1)
     squares1 = ((experiment - experiment.mean(axis=-1, keepdims=True)) ** 2).sum(axis=-1)
-    if equal_variances:
+    if min(n0, n1) == 1:
         variance = (squares0 + squares1) / (n0 + n1 - 2) * (1 / n0 + 1 / n1)
         return estimate, np.sqrt(variance), np.full(estimate.shape, float(n0 + n1 - 2))
     part0, part1 = squares0 / (n0 - 1) / n0, squares1 / (n1 - 1) / n1
@@ -171,7 +175,7 @@ def difference_test(baseline: Floats, experiment: Floats) -> tuple[float, float 
     n0, n1 = len(baseline), len(experiment)
     if n0 == n1 == 1:
         return float(experiment[0] - baseline[0]), None
-    estimate, error, freedom = map(float, two_sample(baseline, experiment, n0 == n1 or min(n0, n1) == 1))
+    estimate, error, freedom = map(float, two_sample(baseline, experiment))
     if np.ptp(baseline) == 0 and np.ptp(experiment) == 0:
         return estimate, None
     return estimate, float(2 * stats.t.sf(abs(estimate) / error, freedom))
@@ -204,15 +208,16 @@ def tost_power(runs: int, sigma: float, margin: float, difference: float = 0.0) 
     """The power of `compare_runs` to show PARITY with `runs` runs in each arm.
 
     The probability that the estimate, normal around `difference` with variance 2 sigma²/runs, lies inside the margin by
-    more than t(0.95, 2 runs - 2) of its estimated standard error, averaged over the chi-square law of the pooled
-    variance.
+    more than Welch's quantile of its estimated standard error, averaged over the chi-square laws of both variances.
     """
     if runs < 2:
         return 0.0
-    freedom = 2 * runs - 2
     error = sigma * np.sqrt(2 / runs)
-    levels = (np.arange(200) + 0.5) / 200
-    estimated = error * np.sqrt(stats.chi2.ppf(levels, freedom) / freedom)
+    levels = (np.arange(40) + 0.5) / 40
+    variances = stats.chi2.ppf(levels, runs - 1) / (runs - 1)
+    first, second = variances[:, None], variances[None, :]
+    freedom = (runs - 1) * (first + second) ** 2 / (first**2 + second**2)
+    estimated = error * np.sqrt((first + second) / 2)
     room = margin - stats.t.ppf(1 - ALPHA, freedom) * estimated
     inside = stats.norm.cdf((room - difference) / error) - stats.norm.cdf((-room - difference) / error)
     return float(np.mean(np.where(room > 0, inside, 0.0)))
@@ -220,13 +225,18 @@ def tost_power(runs: int, sigma: float, margin: float, difference: float = 0.0) 
 
 def runs_needed(sigma: float, margin: float) -> int | None:
     """The fewest runs an arm with 80 % power for PARITY if the arms are equal; None without spread or above 1,000."""
-    if sigma <= 0:
-        return None
-    # With the spread known, normal theory gives a number that Student's t can only raise.
-    normal = 2 * ((stats.norm.ppf(1 - ALPHA) + stats.norm.ppf((1 + POWER) / 2)) * sigma / margin) ** 2
+    return runs_needed_jointly([(sigma, margin)]) if sigma > 0 else None
+
+
+def runs_needed_jointly(metrics: Sequence[tuple[float, float]]) -> int | None:
+    """The fewest runs an arm with 80 % power for PARITY in all of several independent metrics, (sigma, margin) each."""
+    # With the spread known, normal theory gives a number that t can only raise.
+    quantiles = stats.norm.ppf(1 - ALPHA) + stats.norm.ppf((1 + POWER) / 2)
+    normal = max(2 * (quantiles * sigma / margin) ** 2 for sigma, margin in metrics)
     if normal > MOST_RUNS:
         return None
-    return next((n for n in range(max(2, ceil(normal)), MOST_RUNS + 1) if tost_power(n, sigma, margin) >= POWER), None)
+    counts = range(max(2, ceil(normal)), MOST_RUNS + 1)
+    return next((n for n in counts if prod(tost_power(n, *metric) for metric in metrics) >= POWER), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,30 +287,4 @@ def margin_from_history(
         units=len(history),
         method=f"{multiple:g} times the lower {confidence:.0%} bound of the standard deviation between runs",
         warnings=tuple(warnings),
-    )
-
-
-def predict_one(history: RunValues, value: float) -> Result:
-    """Whether one more run lies where a run of the same arm would: a prediction interval, never evidence of parity.
-
-    `estimate` is the run minus the mean of the history; the intervals are of a further run of the history, in the unit
-    of the values. T = (x - mean) / (s sqrt(1 + 1/m)) with m - 1 degrees of freedom.
-
-    Raises:
-        UsageError: Fewer than two runs of history, or no spread between them.
-    """
-    if len(history) < 2 or np.ptp(history.values) == 0:
-        raise UsageError(f"{history.metric}: a prediction needs two or more runs that differ, not {len(history)}")
-    mean = float(history.values.mean())
-    error = float(history.values.std(ddof=1) * np.sqrt(1 + 1 / len(history)))
-    freedom = len(history) - 1
-    return Result(
-        method="prediction t of one run from runs of the baseline",
-        estimate=value - mean,
-        p=float(2 * stats.t.sf(abs(value - mean) / error, freedom)),
-        unit="run",
-        units=len(history),
-        ci90=_interval(mean, error, freedom, 0.90),
-        ci95=_interval(mean, error, freedom, 0.95),
-        warnings=("a run inside the interval is not outside the scatter of the baseline; that is not parity",),
     )

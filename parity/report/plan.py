@@ -33,6 +33,8 @@ def _spread(metric: MetricPlan) -> str:
     parts = [f"margin ±{number(metric.margin)}"]
     if spread.group is not None:
         parts.append(f"sd of a group's difference {number(spread.group)}")
+    if metric.watched_groups is not None:
+        parts.append(f"alone about {quantity(metric.watched_groups, 'groups')}")
     if spread.run is not None:
         parts.append(f"sd between runs {number(spread.run)}")
     return f"{', '.join(parts)} ({spread.source})"

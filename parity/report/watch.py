@@ -58,11 +58,11 @@ def line(seen: Seen) -> str:
     """One line for a log."""
     parts = [f"{seen.last}"]
     for policy, trajectory in seen.trajectories.items():
-        monitor = trajectory.monitor
-        inside = sum(one.verdict is Verdict.PARITY for one in monitor.watched.values())
+        inside = sum(verdict is Verdict.PARITY for verdict in trajectory.verdicts.values())
+        largest = max(trajectory.largest.values(), default=0.0)
         parts.append(
-            f"{policy}: {quantity(monitor.groups, 'groups')}, mean e-value {e_value(monitor.log_e)}, "
-            f"{inside} of {quantity(len(monitor.watched), 'metrics')} inside their margins"
+            f"{policy}: {quantity(trajectory.groups, 'groups')}, largest e-value {e_value(largest)}, "
+            f"{inside} of {quantity(len(trajectory.means), 'metrics')} inside their margins"
         )
     if not seen.trajectories:
         parts.append("no group's arm was drawn so far")
@@ -74,19 +74,18 @@ def screen(seen: Seen) -> RenderableType:
     """The evidence as tables, one a policy."""
     tables = []
     for policy, trajectory in seen.trajectories.items():
-        monitor = trajectory.monitor
         title = (
-            f"{policy}: {trajectory.arms[1]} less {trajectory.arms[0]}, {quantity(monitor.groups, 'groups')}, "
-            f"mean e-value {e_value(monitor.log_e)} (20 decides)"
+            f"{policy}: {trajectory.arms[1]} less {trajectory.arms[0]}, {quantity(trajectory.groups, 'groups')}, "
+            "an e-value of 20 decides"
         )
-        table = Table(
-            "metric", "difference", "95 % sequence", "margin", "e-value", "", box=box.SIMPLE_HEAD, title=title
-        )
-        for name, one in monitor.watched.items():
-            low, high = one.interval
-            estimate = "none yet" if one.estimate is None else f"{one.estimate:+.4f}"
-            cells = (name, estimate, f"{low:+.3f} … {high:+.3f}", f"±{one.margin:g}")
-            table.add_row(*cells, e_value(one.process.log_e), _STATE[one.verdict], style=COLOURS[one.verdict])
+        table = Table("metric", "difference", "equal within", "margin", "e-value", "", box=box.SIMPLE_HEAD, title=title)
+        for name, mean in trajectory.means.items():
+            proven = mean.smallest_margin
+            within = "not proven yet" if proven is None else f"±{proven:.3g}"
+            cells = (name, f"{mean.estimate:+.4f}", within, f"±{mean.allowed:.3g}")
+            verdict = trajectory.verdicts[name]
+            log_e = trajectory.largest.get(name, 0.0)
+            table.add_row(*cells, e_value(log_e), _STATE[verdict], style=COLOURS[verdict])
         tables.append(table)
     failing = [Text(f"contract: {finding.check}: {finding.message}", style="red") for finding in seen.failing]
     return Group(*tables, *failing[:_FAILING_SHOWN], Text(line(seen), style="dim"))

@@ -91,18 +91,18 @@ def different(trajectory: Trajectory) -> set[str]:
 @pytest.mark.parametrize("policy", ["probe", "switchback"])
 def test_arms_that_sample_alike_are_not_called_different(drawn: Drawn, policy: str) -> None:
     trajectory = evidence(drawn, 15, policy)
-    assert trajectory.monitor.groups == 15 * GROUPS
-    assert trajectory.monitor.verdict is not Verdict.DIFFERENT
+    assert trajectory.groups == 15 * GROUPS
+    assert trajectory.verdict is not Verdict.DIFFERENT
     assert not different(trajectory)
 
 
 @pytest.mark.parametrize("policy", ["probe", "switchback"])
 def test_a_lower_reward_in_one_arm_is_found_and_named_and_nothing_else_is(drawn: Drawn, policy: str) -> None:
     trajectory = evidence(drawn, 40, policy, spoil=lower_reward)
-    assert trajectory.monitor.verdict is Verdict.DIFFERENT
+    assert trajectory.verdict is Verdict.DIFFERENT
     assert "rollout/raw_reward" in different(trajectory)
     assert different(trajectory) <= {"rollout/raw_reward", "rollout/group_reward_std"}
-    low, high = trajectory.monitor.watched["rollout/raw_reward"].interval
+    low, high = trajectory.means["rollout/raw_reward"].interval
     assert low < -0.125 < high < 0  # one of four samples, of which half had reward 1, has 0
 
 
@@ -155,7 +155,7 @@ def test_a_few_groups_of_which_one_arm_is_missing_are_left_out_with_a_warning(dr
     steps[0] = [one for one in steps[0] if (one.group_index, one.arm) != (2, "native")]
     lose_reward(steps[1], 1)
     trajectory = seen_from(steps)
-    assert trajectory.monitor.groups == 5 * GROUPS - 2
+    assert trajectory.groups == 5 * GROUPS - 2
     warning = left_out(trajectory)
     assert warning.status is Status.FAIL and not warning.fails
     assert warning.evidence == {"native": 1, "one_arm_only": 2, "drawn": {"per-sample": 80, "native": 79}}
@@ -166,8 +166,8 @@ def test_many_groups_that_one_arm_lost_leave_no_parity_among_the_others(drawn: D
     for samples in lost:
         lose_reward(samples, 4)
     whole, selected = (seen_from(steps, margin=0.6) for steps in (sound, lost))
-    assert (whole.monitor.verdict, whole.verdict) == (Verdict.PARITY, Verdict.PARITY)
-    assert (selected.monitor.verdict, selected.verdict) == (Verdict.PARITY, Verdict.INCONCLUSIVE)
+    assert whole.verdict is Verdict.PARITY
+    assert selected.verdict is Verdict.INCONCLUSIVE
     assert left_out(selected).status is Status.INCONCLUSIVE
 
 
@@ -187,7 +187,7 @@ def test_a_probed_group_of_one_run_has_no_counterpart_in_another(drawn: Drawn) -
     """Two runs count the same steps; a half that one of them lost is not made up by the other's."""
     torn = [one for one in drawn(0) if (one.group_index, one.arm) != (3, "native")]
     trajectory = seen_from([torn, drawn(0)])
-    assert (trajectory.monitor.groups, trajectory.alone) == (2 * GROUPS - 1, 1)
+    assert (trajectory.groups, trajectory.alone) == (2 * GROUPS - 1, 1)
 
 
 @pytest.mark.parametrize("lost", [None, float("nan")])
@@ -286,10 +286,12 @@ def test_a_watcher_that_is_started_again_comes_to_the_same_evidence(
     for whole in live.rest():
         seen = seen.update(whole)
     *_, again = watch(RecordingFollower(tmp_path), Watch(BOUNDS), once=True)
-    first, second = (one.trajectories["probe"].monitor for one in (seen, again))
+    first, second = (one.trajectories["probe"] for one in (seen, again))
     assert first.groups == second.groups == 6 * GROUPS
-    assert first.log_e == second.log_e and first.largest_log_e == second.largest_log_e
-    assert [one.interval for one in first.watched.values()] == [one.interval for one in second.watched.values()]
+    assert first.largest == second.largest
+    assert [mean.smallest_margin for mean in first.means.values()] == [
+        mean.smallest_margin for mean in second.means.values()
+    ]
 
 
 def test_watching_stops_at_the_step_that_decides(drawn: Drawn) -> None:

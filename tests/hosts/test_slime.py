@@ -507,7 +507,7 @@ def test_a_probe_asks_in_both_arms_and_hands_over_one(
     assert result.counts["samples"] == 2 * N * len(PROMPTS)
     *_, seen = watch(follow(tmp_path), Watch(GroupBounds((0.0, 1.0), None)), once=True)
     assert (seen.failing, seen.undrawn, seen.arms) == ((), 0, ("per-sample", "native"))
-    assert seen.trajectories["probe"].monitor.groups == len(PROMPTS)
+    assert seen.trajectories["probe"].groups == len(PROMPTS)
 
 
 def test_a_comparison_that_fails_takes_nothing_from_the_group(

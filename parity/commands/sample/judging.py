@@ -56,11 +56,11 @@ def _arm_used_finding(arm: str, rollout: Rollout) -> Finding:
 
 
 def fixed_findings(config: SamplingConfig, rollouts: tuple[Rollout, Rollout]) -> list[Finding]:
-    """The findings of a design with a set number of groups, by tests with p-values."""
+    """The findings of a design with a set number of groups: the evidence of watching, looked at once."""
     if not len(rollouts[0]):
         return Evidence.start(config.margins, config.reward_range).findings()
     rng = np.random.default_rng([config.seed, 1])
-    return sampling_findings(*rollouts, config.margins, rng)
+    return sampling_findings(*rollouts, config.margins, rng, config.reward_range, config.max_new_tokens)
 
 
 def decided(findings: Sequence[Finding]) -> Message | None:

@@ -190,7 +190,7 @@ def _welch(before: np.ndarray, now: np.ndarray) -> tuple[float, Interval | None,
     first, second = np.log(before), np.log(now)
     if min(len(first), len(second)) < 2:
         return float(np.exp(second.mean() - first.mean())), None, "one rollout: no interval"
-    estimate, error, freedom = map(float, two_sample(first, second, equal_variances=False))
+    estimate, error, freedom = map(float, two_sample(first, second))
     half = float(stats.t.ppf(0.975, freedom)) * error
     interval = float(np.exp(estimate - half)), float(np.exp(estimate + half))
     return float(np.exp(estimate)), interval, "Welch t on the logs of rollouts at two times"

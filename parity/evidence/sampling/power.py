@@ -10,9 +10,8 @@ import numpy.typing as npt
 from scipy import stats
 
 from parity.errors import UsageError
-from parity.evidence.sampling.anytime import SHIFTS, normal_log_e_at
-from parity.evidence.sampling.margin import margin_log_e_at
-from parity.evidence.sampling.sequential import betting_log_e_at
+from parity.evidence.sampling.margin import InsideMargin
+from parity.evidence.sampling.sequential import ENOUGH, SignFlip, closed_testing
 from parity.evidence.two_samples import two_sample
 from parity.evidence.values import ALPHA, Floats
 
@@ -36,9 +35,10 @@ def decide_many(
 
     At least two runs in each arm, with spread between them.
     """
-    estimate, error, freedom = two_sample(baseline, experiment, baseline.shape[1] == experiment.shape[1])
+    estimate, error, freedom = two_sample(baseline, experiment)
     parity = np.asarray(stats.t.sf((margin - np.abs(estimate)) / error, freedom) < ALPHA)
-    return parity, ~parity & (2 * stats.t.sf(np.abs(estimate) / error, freedom) < ALPHA)
+    differs = 2 * stats.t.sf(np.abs(estimate) / error, freedom) < ALPHA
+    return parity, ~parity & differs & (np.abs(estimate) > margin)
 
 
 def simulate_power(
@@ -73,6 +73,113 @@ def simulate_power(
 
 
 @dataclass(frozen=True, slots=True)
+class Stream:
+    """Differences of groups that a simulation draws from a normal law, cut at their bound.
+
+    Attributes:
+        sigma: The standard deviation of a group's difference between arms, in the metric's unit.
+        margin: The largest difference that does not matter, in the same unit.
+        bound: The largest absolute difference of a group there can be.
+        effect: The true difference.
+
+    Raises:
+        UsageError: `sigma`, `margin` or `bound` is not positive.
+    """
+
+    sigma: float
+    margin: float
+    bound: float
+    effect: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (self.sigma > 0 and self.margin > 0 and self.bound > 0):
+            raise UsageError(
+                f"power needs a positive sigma, margin and bound, not {self.sigma}, {self.margin} and {self.bound}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """How simulated samplings ended.
+
+    Attributes:
+        groups: Groups of each arm until then, or all of them, (R,).
+        parity: Which ended in PARITY, (R,).
+        different: Which ended in DIFFERENT, (R,).
+        limit: The most groups.
+        block: Groups between looks.
+    """
+
+    groups: npt.NDArray[np.int64]
+    parity: npt.NDArray[np.bool_]
+    different: npt.NDArray[np.bool_]
+    limit: int
+    block: int
+
+    def parity_by(self, groups: int) -> float:
+        """The share that had reached PARITY by so many groups."""
+        return float((self.parity & (self.groups <= groups)).mean())
+
+    def needed(self, share: float = 0.8) -> int | None:
+        """The groups by which such a share has reached PARITY; None where fewer do."""
+        groups = np.where(self.parity, self.groups, np.iinfo(np.int64).max)
+        reached = int(np.quantile(groups, share, method="higher"))
+        return reached if reached <= self.limit else None
+
+
+def simulate_groups(
+    streams: Sequence[Stream],
+    limit: int,
+    rng: np.random.Generator,
+    repetitions: int = 200,
+    block: int = 32,
+    fewest: int = 0,
+    hypotheses: int = 1,
+) -> Ends:
+    """Samplings of all metrics together that stop as soon as the evidence suffices, by the code that decides.
+
+    Args:
+        streams: One a metric, independent of each other.
+        limit: The most groups.
+        rng: Source of randomness.
+        repetitions: Simulated samplings, R.
+        block: Groups between looks.
+        fewest: Groups before which nothing ends in PARITY.
+        hypotheses: How many hypotheses share the correction for a difference, those of the streams among them.
+    """
+    metrics = len(streams)
+    flags = np.zeros((2, repetitions), np.bool_)
+    ends = Ends(np.full(repetitions, limit), flags[0], flags[1], limit, block)
+    active = np.arange(repetitions)
+    inside = [InsideMargin(factors=np.ones(1)) for _ in streams]
+    apart = [SignFlip() for _ in streams]
+    totals = np.zeros((metrics, repetitions))
+    for groups in range(block, limit + 1, block):
+        for row, stream in enumerate(streams):
+            drawn = rng.normal(stream.effect, stream.sigma, (len(active), block)).clip(-stream.bound, stream.bound)
+            inside[row] = inside[row].update(drawn, np.array(stream.margin), stream.bound)
+            apart[row] = apart[row].update(drawn)
+            totals[row] += drawn.sum(axis=1)
+        beyond = np.abs(totals) / groups > np.array([[stream.margin] for stream in streams])
+        log_e = np.zeros((len(active), max(hypotheses, metrics)))
+        log_e[:, :metrics] = np.stack([process.log_e for process in apart], axis=1)
+        shown = closed_testing(log_e)[:, :metrics].T >= ENOUGH
+        proven = np.stack([process.proven[:, 0] for process in inside])
+        parity = (proven & ~beyond).all(axis=0) & (groups >= fewest)
+        different = ~parity & (shown & beyond & ~proven).any(axis=0)
+        done = np.asarray(parity | different)
+        ends.groups[active[done]] = groups
+        ends.parity[active[parity]] = True
+        ends.different[active[different]] = True
+        active, totals = active[~done], totals[:, ~done]
+        inside = [process.kept(~done) for process in inside]
+        apart = [process.kept(~done) for process in apart]
+        if not len(active):
+            break
+    return ends
+
+
+@dataclass(frozen=True, slots=True)
 class GroupPowerRow:
     """The shares of simulated samplings of prompt groups that end in each verdict; they add up to 1.
 
@@ -99,77 +206,16 @@ class GroupPowerRow:
     repetitions: int
 
 
-def simulate_fixed_groups(
-    sigma: float,
-    groups: int,
-    margin: float,
-    effects: Sequence[float],
-    rng: np.random.Generator,
-    repetitions: int = 4000,
-) -> tuple[GroupPowerRow, ...]:
-    """The shares of verdicts of `paired_groups` on one metric, with normal differences, one row a true difference.
-
-    Args:
-        sigma: Standard deviation of a group's difference between arms, in the metric's unit.
-        groups: Prompt groups of each arm.
-        margin: The equivalence margin, in the same unit.
-        effects: True differences, in the same unit.
-        rng: Source of randomness.
-        repetitions: Simulated samplings for each row.
-
-    Raises:
-        UsageError: `sigma` or `margin` is not positive, or there are fewer than two groups.
-    """
-    _check_group_power(sigma, groups, margin)
-    rows = []
-    for effect in effects:
-        estimates = rng.normal(effect, sigma / np.sqrt(groups), repetitions)
-        errors = sigma * np.sqrt(rng.chisquare(groups - 1, repetitions) / (groups - 1) / groups)
-        parity = stats.t.sf((margin - np.abs(estimates)) / errors, groups - 1) < ALPHA
-        different = ~parity & (2 * stats.t.sf(np.abs(estimates) / errors, groups - 1) < ALPHA)
-        shares = float(parity.mean()), float(different.mean()), float((~parity & ~different).mean())
-        rows.append(GroupPowerRow(groups, False, effect, *shares, groups, groups, repetitions))
-    return tuple(rows)
-
-
-def simulate_watched_groups(
-    sigma: float,
-    limit: int,
-    margin: float,
-    effects: Sequence[float],
-    rng: np.random.Generator,
-    bound: float,
-    bounded: bool = True,
-    repetitions: int = 400,
-    block: int = 32,
-) -> tuple[GroupPowerRow, ...]:
-    """As `simulate_fixed_groups`, for evidence on one metric that is looked at after every `block` of groups.
-
-    The processes are those that `parity.evidence.sampling.watched` watches. `bound` is the largest difference of a
-    group that counts; where values are `bounded` there is no larger one, and a difference is shown by betting on it.
-
-    Raises:
-        UsageError: `sigma` or `margin` is not positive, or there are fewer than two groups.
-    """
-    _check_group_power(sigma, limit, margin)
-    enough = -np.log(ALPHA)
-    rows = []
-    for effect in effects:
-        differences = np.clip(rng.normal(effect, sigma, (repetitions, limit)), -bound, bound)
-        parity = margin_log_e_at(differences, margin, bound, block) >= enough
-        log_e = betting_log_e_at(differences / bound, block) if bounded else normal_log_e_at(SHIFTS, differences, block)
-        apart, never = log_e >= enough, parity.shape[1]
-        first = [np.where(one.any(axis=1), one.argmax(axis=1), never) for one in (parity, apart)]
-        is_parity = (first[0] <= first[1]) & (first[0] < never)
-        is_different = ~is_parity & (first[1] < never)
-        groups = np.minimum((np.minimum(*first) + 1) * block, limit)
-        parity_share, different_share = float(is_parity.mean()), float(is_different.mean())
-        shares = parity_share, different_share, 1 - parity_share - different_share
-        half, most = (int(value) for value in np.quantile(groups, (0.5, 0.9), method="higher"))
-        rows.append(GroupPowerRow(limit, True, effect, *shares, half, most, repetitions))
-    return tuple(rows)
-
-
-def _check_group_power(sigma: float, groups: int, margin: float) -> None:
-    if not (sigma > 0 and margin > 0 and groups >= 2):
-        raise UsageError(f"power needs positive sigma and margin and two groups, not {sigma}, {margin} and {groups}")
+def power_rows(ends: Ends, effect: float, counts: Sequence[int]) -> list[GroupPowerRow]:
+    """What samplings of set sizes would have shown, and last what watching them shows."""
+    rows: list[GroupPowerRow] = []
+    repetitions = len(ends.groups)
+    for count in (*counts, ends.limit):
+        watched = len(rows) == len(counts)
+        parity = ends.parity_by(count)
+        different = float((ends.different & (ends.groups <= count)).mean())
+        half, most = (int(value) for value in np.quantile(ends.groups, (0.5, 0.9), method="higher"))
+        spent = (half, most) if watched else (count, count)
+        shares = parity, different, 1 - parity - different
+        rows.append(GroupPowerRow(count, watched, effect, *shares, *spent, repetitions))
+    return rows

@@ -1,173 +1,202 @@
-"""Evidence that may be watched: e-processes and confidence sequences hold at every look and under any stopping rule.
+"""Evidence that may be watched: e-values that hold at every look and under any rule of when to stop (L1).
 
-They bet on bounded differences of prompt groups whose arm was drawn at random at fixed weights, which have mean zero if
-the arms agree, whatever training does in between. Differences of two separate runs have no such mean and must not be
-fed to them.
+An e-process starts at 1 and, while the hypothesis holds, ever reaches 20 with a probability of at most 5 % (Ville
+1939). Differences of two separate runs fulfil no such hypothesis and must not be fed to these.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
+import numpy.typing as npt
 from scipy import special
 
 from parity.errors import InputError
-from parity.evidence.sampling.margin import groups_for_margin
 from parity.evidence.values import ALPHA, Floats, Interval
-from parity.findings import Verdict
 
-BETS = np.array([sign * size for size in (0.1, 0.2, 0.4, 0.8, 1.2, 1.6) for sign in (1, -1)])
-GRID = np.linspace(-1, 1, 2001)
-_FACTORS = 64
-"""Factors multiplied before a logarithm is taken, which costs more; each is in [0.2, 1.8], so none overflows."""
+K = TypeVar("K")
+
+ENOUGH = float(-np.log(ALPHA))
+"""The log e-value that decides."""
+
+FEWEST_FOR_INTERVAL = 100
+"""Groups below which an asymptotic interval means nothing."""
+
+TILTS = np.array([0.1, 0.2, 0.4, 0.8])
+"""Shifts of a difference that a sign-flip process bets on either way, in units of its past size."""
+
+_BOLDEST = 1.0
+"""The largest shift, so that one difference of a new size costs no bet more than a factor of 4."""
+
+STATISTIC_TILTS = np.array([0.1, 0.25, 0.5, 1.0, 2.0])
+"""Shifts of a relabeled statistic that an exchange process bets on, in its standard deviations."""
+
+_TUNED_FOR = 500
+"""Groups at which the confidence sequence is narrowest."""
 
 
 @dataclass(frozen=True, slots=True)
-class EProcess:
-    """Evidence against mean zero of differences in [-1, 1], one a group.
+class SignFlip:
+    """Evidence against differences that are as likely to have either sign, one a group.
 
-    The mean over bets λ of prod(1 + λ d / 2) is a nonnegative martingale under the null, so that it ever reaches 20 has
-    a probability of at most 5 % (Ville 1939; Waudby-Smith and Ramdas 2024). The fields are the whole state.
+    If both arms sample alike, exchanging them changes no probability, so that given its size a difference has either
+    sign with chance 1/2 and exp(s) / cosh(s) has mean 1, with s = λ d cut at 1 either way, for any λ from earlier
+    groups. Products over groups and the mean over λ keep that: exact at every look, for any law, bounded or not (Vovk
+    and Wang 2024). λ is a multiple of one over the root mean square of earlier differences, so that the unit does not
+    matter. Leading axes are kept.
 
     Attributes:
-        bets: The λ, each in (-2, 2), (L,).
-        log_wealth: The log of each bet's product so far, (L,).
-        largest_log_e: The largest log e-value after any group so far.
+        log_wealth: The log of each bet's product so far, (…, L).
+        squares: The sum of squares of the differences, (…,).
+        largest_log_e: The largest log e-value after any group so far, (…,).
         units: Groups seen.
     """
 
-    bets: Floats = field(default_factory=lambda: BETS)
-    log_wealth: Floats = field(default_factory=lambda: np.zeros(len(BETS)))
-    largest_log_e: float = 0.0
+    log_wealth: Floats = field(default_factory=lambda: np.zeros(2 * len(TILTS)))
+    squares: Floats = field(default_factory=lambda: np.zeros(()))
+    largest_log_e: Floats = field(default_factory=lambda: np.zeros(()))
     units: int = 0
 
-    def update(self, differences: Floats) -> EProcess:
-        """The process after further groups, in the order they came, (K,).
+    def update(self, differences: Floats) -> SignFlip:
+        """The process after further groups, in the order they came, (…, K).
 
         Raises:
-            InputError: A difference is NaN or outside [-1, 1].
+            InputError: A difference is NaN or infinite.
         """
-        checked = _bounded(differences)
-        if not len(checked):
+        if not np.isfinite(differences).all():
+            raise InputError(f"differences of groups hold {differences[~np.isfinite(differences)].flat[0]}")
+        count = differences.shape[-1]
+        if not count:
             return self
-        path = self.log_wealth[:, None] + np.log1p(self.bets[:, None] * checked / 2).cumsum(axis=1)
-        largest = float(_log_mean(path, axis=0).max())
-        return EProcess(self.bets, path[:, -1], max(self.largest_log_e, largest), self.units + len(checked))
+        squares = self.squares[..., None] + (differences**2).cumsum(axis=-1)
+        before = np.concatenate([self.squares[..., None] + np.zeros_like(squares[..., :1]), squares[..., :-1]], axis=-1)
+        scale = np.sqrt(before / np.maximum(self.units + np.arange(count), 1))
+        scaled = np.divide(differences, scale, out=np.zeros_like(squares), where=scale > 0)
+        shifts = np.clip(scaled[..., None] * np.concatenate([TILTS, -TILTS]), -_BOLDEST, _BOLDEST)  # (…, K, L)
+        # log(exp(x) / cosh(x)), without overflow.
+        gains = shifts - np.logaddexp(shifts, -shifts) + np.log(2)
+        path = self.log_wealth[..., None, :] + gains.cumsum(axis=-2)
+        largest = np.maximum(self.largest_log_e, _log_mean(path).max(axis=-1))
+        return SignFlip(path[..., -1, :], squares[..., -1], largest, self.units + count)
+
+    def kept(self, rows: npt.NDArray[np.bool_]) -> SignFlip:
+        """The process of some of the streams, (R,)."""
+        return SignFlip(self.log_wealth[rows], self.squares[rows], self.largest_log_e[rows], self.units)
+
+    @property
+    def log_e(self) -> Floats:
+        """The natural log of the e-value now, (…,)."""
+        return _log_mean(self.log_wealth)
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeProcess:
+    """Evidence against exchangeability of arm labels inside groups, either way.
+
+    A group's statistic is compared with itself under random relabelings. Under exchangeability the observed one is as
+    likely to be any of them, so exp(λ T) over its mean over all of them, the observed one included, is an e-value with
+    no assumption on T, which may depend on earlier groups (the soft-rank e-value; Ramdas and Wang 2025, section 2).
+    Products over groups and means over λ, of both signs, keep that.
+
+    Attributes:
+        log_wealth: The log of each tilt's product so far, (L,).
+        total: The sum over groups of the observed statistic less the mean of its relabelings.
+        variance: The sum over groups of the variance of its relabelings.
+        units: Groups seen.
+    """
+
+    log_wealth: Floats = field(default_factory=lambda: np.zeros(2 * len(STATISTIC_TILTS)))
+    total: float = 0.0
+    variance: float = 0.0
+    units: int = 0
+
+    def update(self, statistics: Floats, groups: int = 1) -> ExchangeProcess:
+        """The process after further statistics (K, 1 + B), the observed one first, then the relabeled ones.
+
+        They are standardised within each row, which is symmetric in all of them. Each row is of so many `groups`.
+        """
+        spread = statistics.std(axis=1, keepdims=True)
+        # The same value reached by different sums differs by rounding, which must not be blown up.
+        varied = spread > 1e-6 * np.abs(statistics).max(axis=1, keepdims=True, initial=0)
+        centred = statistics - statistics.mean(axis=1, keepdims=True)
+        standard = np.where(varied, centred / np.where(varied, spread, 1), 0.0)
+        tilted = np.concatenate([STATISTIC_TILTS, -STATISTIC_TILTS])[:, None, None] * standard
+        gains = tilted[:, :, 0] - special.logsumexp(tilted, axis=2) + np.log(statistics.shape[1])
+        return ExchangeProcess(
+            self.log_wealth + gains.sum(axis=1),
+            self.total + float(centred[:, 0].sum()),
+            self.variance + float((spread**2).sum()),
+            self.units + groups * len(statistics),
+        )
 
     @property
     def log_e(self) -> float:
         """The natural log of the e-value now."""
-        return float(_log_mean(self.log_wealth, axis=0))
-
-    @property
-    def rejects(self) -> bool:
-        """Whether the evidence has ever reached 20, a difference at 5 %."""
-        return bool(self.largest_log_e >= -np.log(ALPHA))
+        return float(_log_mean(self.log_wealth))
 
 
-@dataclass(frozen=True, slots=True)
-class ConfidenceSequence:
-    """An interval for the mean of differences in [-1, 1] that holds at all times at once with 95 %.
+def _log_mean(log_values: Floats) -> Floats:
+    """The log of the mean along the last axis."""
+    return np.asarray(special.logsumexp(log_values, axis=-1) - np.log(log_values.shape[-1]))
 
-    Each candidate m, on a grid of 0.001, has two e-processes with factors 1 + λ (d - m) / (2 (1 + |m|)), one of the
-    positive and one of the negative bets, and is left out once either has reached 40. The positive one speaks against
-    every mean up to m even if the mean changes from group to group, and the negative one against every mean from m on
-    (Waudby-Smith and Ramdas 2024). What is left out stays out, so only the candidates inside the interval are kept.
 
-    Attributes:
-        candidates: The m inside the interval, ends included, (M,).
-        log_wealth: The log of each candidate's and bet's product, (M, L).
-        interval: The narrowest interval at any look so far; its ends are left out, so one of no width is empty.
-        units: Groups seen.
+def adjusted_log_e(log_e: Mapping[K, float]) -> dict[K, float]:
+    """Log e-values corrected for their number by closed testing with means, however they depend (Vovk and Wang 2021).
+
+    A hypothesis's is the least mean of any set that it belongs to. The chance that those of true hypotheses ever reach
+    20, at any look, is at most 5 %: each is below the mean over all true ones, which is one e-process.
     """
-
-    candidates: Floats = field(default_factory=lambda: GRID)
-    log_wealth: Floats = field(default_factory=lambda: np.zeros((len(GRID), len(BETS))))
-    interval: Interval = (-1.0, 1.0)
-    units: int = 0
-
-    def update(self, differences: Floats) -> ConfidenceSequence:
-        """The sequence after further groups, in the order they came, (K,), with one look after the last.
-
-        Raises:
-            InputError: A difference is NaN or outside [-1, 1].
-        """
-        checked = _bounded(differences)
-        scaled = BETS / (2 * (1 + np.abs(self.candidates[:, None])))
-        wealth = self.log_wealth.copy()
-        for start in range(0, len(checked), _FACTORS):
-            product = np.ones_like(wealth)
-            for difference in checked[start : start + _FACTORS]:
-                product *= 1 + scaled * (difference - self.candidates[:, None])
-            wealth += np.log(product)
-        threshold = -np.log(ALPHA / 2)
-        too_low = self.candidates[_log_mean(wealth[:, BETS > 0], axis=1) >= threshold]
-        too_high = self.candidates[_log_mean(wealth[:, BETS < 0], axis=1) >= threshold]
-        low = float(too_low.max(initial=self.interval[0]))
-        high = float(too_high.min(initial=self.interval[1]))
-        kept = (low <= self.candidates) & (self.candidates <= high)
-        return ConfidenceSequence(self.candidates[kept], wealth[kept], (low, high), self.units + len(checked))
+    return dict(zip(log_e, closed_testing(np.array(list(log_e.values()))).tolist(), strict=True))
 
 
-def betting_log_e_at(differences: Floats, block: int) -> Floats:
-    """The log e-values of `EProcess` for many streams (R, T) in [-1, 1] at the end of each whole block, (R, H)."""
-    paths = [np.log1p(bet * differences / 2).cumsum(axis=1)[:, block - 1 :: block] for bet in BETS]
-    return _log_mean(np.stack(paths), axis=0)
+def closed_testing(log_e: Floats) -> Floats:
+    """As `adjusted_log_e`, along the last axis of (…, m)."""
+    count = log_e.shape[-1]
+    if not count:
+        return log_e
+    order = np.argsort(log_e, axis=-1, kind="stable")
+    ordered = np.take_along_axis(log_e, order, axis=-1)
+    sums = np.logaddexp.accumulate(ordered, axis=-1)
+    sizes = np.log(np.arange(1, count + 1))
+    # The smallest set of each size that a hypothesis is in: itself and the smallest others, (…, m, sizes).
+    others = np.concatenate([np.full_like(sums[..., :1], -np.inf), sums[..., :-1]], axis=-1)
+    with_itself = np.logaddexp(ordered[..., :, None], others[..., None, :])
+    among = np.arange(count)[:, None] < np.arange(count)  # whether it is itself one of the smallest
+    means = np.where(among, sums[..., None, :], with_itself) - sizes
+    adjusted = np.empty_like(log_e)
+    np.put_along_axis(adjusted, order, means.min(axis=-1), axis=-1)
+    return adjusted
 
 
-def groups_for_sequence(sigma: float, margin: float) -> int:
-    """The groups after which a `ConfidenceSequence` lies inside its margin four times in five if the arms are equal.
+def normal_sequence(units: int, mean: float, deviation: float, alpha: float = ALPHA) -> Interval:
+    """An asymptotic confidence sequence for a mean: an interval to show, which decides nothing.
+
+    Half-width deviation * sqrt(2 (t r + 1) / (t^2 r) * log(sqrt(t r + 1) / alpha)) after t units, with the r that makes
+    it narrowest near t = 500 (Waudby-Smith, Arbour, Sinha, Kennedy and Ramdas 2024, theorem 2.2 and equation 10). Where
+    differences are nearly normal it holds at all looks together from 100 units on, below which it is infinite; rare
+    large differences that were not seen are outside of it.
 
     Args:
-        sigma: The standard deviation of a difference in [-1, 1].
-        margin: The largest mean that does not matter; positive.
+        units: t.
+        mean: Of the values so far.
+        deviation: Their sample standard deviation.
+        alpha: The chance that any look misses the mean.
     """
-    # Each side bets on one of the positive bets, of which the best has its share of the wealth, and needs 40.
-    return groups_for_margin(sigma, margin, 1 + margin, BETS.max() / 2, ALPHA / 2 / int((BETS > 0).sum()))
-
-
-def _log_mean(log_wealth: Floats, axis: int) -> Floats:
-    """The log of the mean over bets along an axis."""
-    return np.asarray(special.logsumexp(log_wealth, axis=axis) - np.log(log_wealth.shape[axis]))
-
-
-def _bounded(differences: Floats) -> Floats:
-    values = np.atleast_1d(np.asarray(differences, dtype=np.float64))
-    outside = np.flatnonzero(~(np.abs(values) <= 1))
-    if outside.size:
-        raise InputError(
-            f"difference {outside[0]} of {len(values)} is {values[outside[0]]}, not in [-1, 1]: scale it first"
-        )
-    return values
-
-
-def sequential_verdict(process: EProcess, sequence: ConfidenceSequence, margin: float) -> Verdict:
-    """DIFFERENT once the e-process has reached 20, PARITY once the sequence lies inside ±margin, else INCONCLUSIVE.
-
-    A difference that is inside the margin is PARITY. The margin is in the scale of the differences, [-1, 1]. An empty
-    sequence, whose lower end has reached the upper one, says that the mean changes; it shows no parity.
-    """
-    if -margin < sequence.interval[0] < sequence.interval[1] < margin:
-        return Verdict.PARITY
-    return Verdict.DIFFERENT if process.rejects else Verdict.INCONCLUSIVE
-
-
-def bernoulli_e_value(events: int, units: int, rate: float) -> float:
-    """Evidence that events have another rate than `rate`, as an e-value: Bernoulli likelihoods mixed over all rates.
-
-    The integral of p^k (1 - p)^(n - k) over (0, 1), Beta(k + 1, n - k + 1), divided by the likelihood at `rate`.
-    Infinite where a float cannot hold it; `bernoulli_log_e` has its log.
-
-    Raises:
-        InputError: The counts are impossible, or the rate is not strictly between 0 and 1.
-    """
-    with np.errstate(over="ignore"):
-        return float(np.exp(bernoulli_log_e(events, units, rate)))
+    if units < FEWEST_FOR_INTERVAL:
+        return -np.inf, np.inf
+    tuned = (-special.lambertw(-(alpha**2) / np.e, k=-1).real - 1) / _TUNED_FOR
+    scaled = units * tuned + 1
+    half = deviation * float(np.sqrt(2 * scaled / (units**2 * tuned) * np.log(np.sqrt(scaled) / alpha)))
+    return mean - half, mean + half
 
 
 def bernoulli_log_e(events: int, units: int, rate: float) -> float:
-    """The natural log of `bernoulli_e_value`.
+    """The log e-value that events have another rate than `rate`: Bernoulli likelihoods mixed over all rates.
+
+    The integral of p^k (1 - p)^(n - k) over (0, 1), Beta(k + 1, n - k + 1), divided by the likelihood at `rate`.
 
     Raises:
         InputError: The counts are impossible, or the rate is not strictly between 0 and 1.
@@ -178,6 +207,12 @@ def bernoulli_log_e(events: int, units: int, rate: float) -> float:
     return float(special.betaln(events + 1, units - events + 1) - log_null)
 
 
-def average_e_value(*e_values: float) -> float:
-    """One e-value from several that may depend on each other in any way: their mean (Vovk and Wang 2021)."""
-    return sum(e_values) / len(e_values)
+def detectable(hypotheses: int, units: int) -> float:
+    """The mean shift per group that is found four times in five, in standard deviations of a group's statistic.
+
+    The best bet on a shift d gains d² / 2 a group, in natural logs, and fluctuates by d times the root of their number;
+    it needs log 20, the log of how many hypotheses share it, and that of the bets which the best one shares with, of
+    which half are of its sign.
+    """
+    needed = ENOUGH + np.log(hypotheses) + np.log(len(TILTS))
+    return (float(np.sqrt(2 * needed)) + 0.84) / float(np.sqrt(max(units, 1)))

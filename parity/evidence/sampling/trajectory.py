@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -18,11 +20,11 @@ import pyarrow as pa
 
 from parity.errors import InputError
 from parity.evidence.metric_findings import STATUS_OF_VERDICT, metric_finding
-from parity.evidence.sampling.monitor import Monitor, Watched
-from parity.evidence.sampling.sequential import bernoulli_log_e
-from parity.evidence.values import ALPHA, Floats
-from parity.findings import Finding, Level, Severity, Status, Verdict, quantity
-from parity.records.margins import RUN, Unit, by_curve, metric_named
+from parity.evidence.sampling.means import Mean, mean_finding
+from parity.evidence.sampling.sequential import ENOUGH, adjusted_log_e, bernoulli_log_e
+from parity.evidence.values import Floats
+from parity.findings import Finding, Level, Message, Severity, Status, Verdict, listed, quantity
+from parity.records.margins import IN_RUN, RUN, Unit, by_curve, metric_named
 from parity.records.samples import Rollout
 
 POLICIES = ("switchback", "probe")
@@ -33,9 +35,6 @@ TRUNCATED = "rollout/truncated_ratio"
 REWARD_SPREAD = "rollout/group_reward_std"
 LOG_PROBS = "rollout/rollout_log_probs"
 DUPLICATES = "rollout/duplicate_pairs"
-
-METRICS = (REWARD, LENGTH, TRUNCATED, REWARD_SPREAD, LOG_PROBS, DUPLICATES)
-"""What is measured of a group."""
 
 CLIPPED_NATS = 5.0
 """A response's mean negative log-prob is cut here, since bets need bounds."""
@@ -73,6 +72,7 @@ class DrawnGroup:
         arm: The arm drawn, which a fallback does not change: leaving such groups out would compare what is left.
         values: Statistics by metric, each scaled to [0, 1].
         scales: The difference in the metric's own unit that belongs to a difference of 1.
+        prompt: What the group was asked, None where that is not known.
     """
 
     step: int
@@ -81,6 +81,7 @@ class DrawnGroup:
     arm: str
     values: Mapping[str, float]
     scales: Mapping[str, float]
+    prompt: bytes | None = None
 
 
 def drawn_groups(rollout: Rollout, bounds: GroupBounds) -> tuple[list[DrawnGroup], int]:
@@ -106,14 +107,16 @@ def drawn_groups(rollout: Rollout, bounds: GroupBounds) -> tuple[list[DrawnGroup
         if policies.setdefault(key, policy) != policy:
             raise InputError(f"step {step}, group {index}: samples assigned by {policies[key]} and by {policy}")
         rows.setdefault(key, []).append(row)
-    columns, responses = _columns(rollout, bounds), _responses(rollout)
+    columns, responses, prompts = _columns(rollout, bounds), _responses(rollout), rollout.ragged("prompt_ids")
     groups = []
     for (step, index, arm), of_group in rows.items():
         values, scales = _measure(columns, np.array(of_group), f"step {step}, group {index}")
-        own = [responses[row] for row in of_group]
-        if len(own) > 1 and None not in own:
-            values[DUPLICATES], scales[DUPLICATES] = _equal_pairs(own), 1.0
-        groups.append(DrawnGroup(step, index, policies[step, index, arm], arm, values, scales))
+        texts = [responses[row] for row in of_group]
+        if len(texts) > 1 and None not in texts:
+            values[DUPLICATES], scales[DUPLICATES] = _equal_pairs(texts), 1.0
+        known = prompts.valid[of_group[0]]
+        prompt = blake2b(prompts[of_group[0]].tobytes(), digest_size=16).digest() if known else None
+        groups.append(DrawnGroup(step, index, policies[step, index, arm], arm, values, scales, prompt))
     return groups, len(undrawn)
 
 
@@ -176,11 +179,11 @@ def _measure(
     values: dict[str, float] = {}
     scales: dict[str, float] = {}
     for metric, column in columns.items():
-        own, width = column.values[rows], column.width[rows]
-        if np.isnan(own).any():
+        of_group, width = column.values[rows], column.width[rows]
+        if np.isnan(of_group).any():
             continue
-        scaled = (own - column.low) / width
-        outside = own[~((scaled >= 0) & (scaled <= 1))]
+        scaled = (of_group - column.low) / width
+        outside = of_group[~((scaled >= 0) & (scaled <= 1))]
         if outside.size:
             raise InputError(
                 f"{where}: {metric} {outside[0]:.4g} is outside its bounds; "
@@ -200,16 +203,51 @@ def _equal_pairs(responses: Sequence[bytes | None]) -> float:
 
 
 @dataclass(frozen=True, slots=True)
+class Centre:
+    """What a switchback's groups are expected to be, from earlier steps alone.
+
+    Attributes:
+        level: The running mean of all groups, by metric; empty before the first step.
+        prompts: By prompt, how far its groups lay from the level of their time, by metric, and how many they were.
+    """
+
+    level: Mapping[str, float] = field(default_factory=dict)
+    prompts: Mapping[bytes, tuple[Mapping[str, float], int]] = field(default_factory=dict)
+
+    def expected(self, group: DrawnGroup, name: str) -> float:
+        """The value expected of a group, in [0, 1]."""
+        apart, _ = self.prompts.get(group.prompt or b"", ({}, 0))
+        return float(np.clip(self.level[name] + apart.get(name, 0.0), 0, 1))
+
+    def after(self, groups: Sequence[DrawnGroup], names: Iterable[str]) -> Centre:
+        """The centre after all groups of a step, whatever their order."""
+        means = {name: float(np.mean([group.values[name] for group in groups])) for name in names}
+        weight = 1 - (1 - 1 / CENTRE_MEMORY) ** len(groups)
+        level = {name: old + weight * (means[name] - old) for name, old in self.level.items()} or means
+        prompts = dict(self.prompts)
+        for group in groups:
+            if group.prompt is not None:
+                apart, count = prompts.get(group.prompt, ({}, 0))
+                new = {
+                    name: apart.get(name, 0.0) + (group.values[name] - level[name] - apart.get(name, 0.0)) / (count + 1)
+                    for name in level
+                }
+                prompts[group.prompt] = (new, count + 1)
+        return Centre(level, prompts)
+
+
+@dataclass(frozen=True, slots=True)
 class Trajectory:
     """What mixed runs have shown so far.
 
     Attributes:
         policy: One of `POLICIES`.
         arms: Baseline and experiment.
-        margins: By metric, in its unit.
-        monitor: The evidence.
+        margins: By curve, as `margins_in_run` gives them.
+        means: The evidence by metric, on values scaled to [0, 1].
+        largest: The largest corrected log e-value of a difference at any look, by metric.
         alone: How many probed groups were seen in one arm only.
-        centres: A switchback's centre by metric.
+        centre: What a switchback's groups are expected to be.
         left_out: Groups without a statistic that others have, by arm.
         drawn: Groups by the arm that was drawn for them, those left out among them.
     """
@@ -217,9 +255,10 @@ class Trajectory:
     policy: str
     arms: tuple[str, str]
     margins: Mapping[str, float] = field(default_factory=lambda: margins_in_run({}))
-    monitor: Monitor = field(default_factory=lambda: Monitor({}))
+    means: Mapping[str, Mean] = field(default_factory=dict)
+    largest: Mapping[str, float] = field(default_factory=dict)
     alone: int = 0
-    centres: Mapping[str, float] = field(default_factory=dict)
+    centre: Centre = field(default_factory=Centre)
     left_out: Mapping[str, int] = field(default_factory=dict)
     drawn: Mapping[str, int] = field(default_factory=dict)
 
@@ -229,7 +268,7 @@ class Trajectory:
         return (sum(self.left_out.values()) + self.alone) / max(sum(self.drawn.values()), 1)
 
     @property
-    def log_e_of_coin(self) -> float:
+    def coin_fairness_log_e(self) -> float:
         """The log e-value against a switchback's coin being fair among the groups that came, at every look."""
         if self.policy != "switchback":
             return 0.0
@@ -238,51 +277,94 @@ class Trajectory:
     @property
     def selected(self) -> bool:
         """Whether so many groups were lost, or so many more of one arm, that the others show no parity."""
-        return self.share_left_out > LARGEST_LEFT_OUT or self.log_e_of_coin >= -np.log(ALPHA)
+        return self.share_left_out > LARGEST_LEFT_OUT or self.coin_fairness_log_e >= ENOUGH
+
+    @property
+    def groups(self) -> int:
+        """Groups seen in full; of a probe, pairs of them."""
+        return max((mean.units for mean in self.means.values()), default=0)
+
+    @property
+    def verdicts(self) -> dict[str, Verdict]:
+        """By metric; no parity among groups that are selected."""
+        verdicts = {name: mean.verdict(self.largest.get(name, 0.0)) for name, mean in self.means.items()}
+        if not self.selected:
+            return verdicts
+        return {
+            name: Verdict.INCONCLUSIVE if verdict is Verdict.PARITY else verdict for name, verdict in verdicts.items()
+        }
 
     @property
     def verdict(self) -> Verdict:
-        """That of the evidence, and no parity among groups that are selected."""
-        verdict = self.monitor.verdict
-        return Verdict.INCONCLUSIVE if verdict is Verdict.PARITY and self.selected else verdict
+        """DIFFERENT once one metric is, PARITY once all are."""
+        found = set(self.verdicts.values())
+        if Verdict.DIFFERENT in found:
+            return Verdict.DIFFERENT
+        return Verdict.PARITY if found == {Verdict.PARITY} else Verdict.INCONCLUSIVE
 
     def update(self, groups: Iterable[DrawnGroup]) -> Trajectory:
-        """The evidence after all groups of further rollouts of one run, in the order they were drawn.
+        """The evidence after all groups of further rollouts of one run; each step's groups are taken together.
+
+        Their order inside a step, which is that of their ends where a host records them, may depend on the arm, so that
+        nothing here does on it.
 
         Raises:
             InputError: A group was assigned by another policy, to a third arm, or twice to the same.
         """
-        groups, drawn = list(groups), Counter(self.drawn)
-        halves: dict[tuple[int, int], DrawnGroup] = {}
-        centres, left_out = dict(self.centres), dict(self.left_out)
-        watched = self.monitor.watched or self._watch(groups)
-        rows: list[dict[str, float]] = []
+        after = self
+        ordered = sorted(groups, key=lambda group: (group.step, group.group_index, group.arm))
+        if ordered and not self.means:
+            after = replace(self, means=self._watched(ordered))
+        for _, of_step in groupby(ordered, key=lambda group: group.step):
+            after = after._after_step(list(of_step))
+        now = adjusted_log_e({name: float(mean.difference.log_e) for name, mean in after.means.items()})
+        return replace(after, largest={name: max(log_e, self.largest.get(name, 0.0)) for name, log_e in now.items()})
+
+    def _after_step(self, groups: Sequence[DrawnGroup]) -> Trajectory:
+        drawn, left_out = Counter(self.drawn), dict(self.left_out)
+        whole: list[DrawnGroup] = []
         for group in groups:
             self._check(group)
             drawn[group.arm] += 1
-            if watched.keys() - group.values.keys():
+            if self.means.keys() - group.values.keys():
                 left_out[group.arm] = left_out.get(group.arm, 0) + 1
-                continue
-            sign = 1 if group.arm == self.arms[1] else -1
-            if self.policy == "switchback":
-                rows.append({name: sign * (group.values[name] - centres.get(name, 0.5)) for name in watched})
-                for name in watched:
-                    old = centres.get(name, 0.5)
-                    centres[name] = old + (group.values[name] - old) / CENTRE_MEMORY
-                continue
-            key = (group.step, group.group_index)
-            other = halves.pop(key, None)
-            if other is None:
-                halves[key] = group
-            elif other.arm == group.arm:
-                raise InputError(f"step {group.step}, group {group.group_index}: twice in the arm {group.arm}")
             else:
-                rows.append({name: sign * (group.values[name] - other.values[name]) for name in watched})
-        monitor = Monitor(watched, self.monitor.largest_log_e)
-        if rows:
-            monitor = monitor.update({name: np.array([row[name] for row in rows]) for name in watched})
-        alone = self.alone + len(halves)
-        return replace(self, monitor=monitor, alone=alone, centres=centres, left_out=left_out, drawn=drawn)
+                whole.append(group)
+        after = replace(self, drawn=drawn, left_out=left_out)
+        if not whole:
+            return after
+        return after._switched(whole) if self.policy == "switchback" else after._probed(whole)
+
+    def _switched(self, groups: Sequence[DrawnGroup]) -> Trajectory:
+        """Each group's deviation from its centre, doubled, with the sign of its coin, has the arms' difference as mean.
+
+        The groups of the first step are only known to differ from each other: around their own mean they can speak of a
+        difference, where no law changes with the coin, but not of parity.
+        """
+        signs = np.array([1.0 if group.arm == self.arms[1] else -1.0 for group in groups])
+        means = {}
+        for name, mean in self.means.items():
+            values = np.array([group.values[name] for group in groups])
+            baseline = np.where(signs < 0, 2 * values, 0.0)
+            if not self.centre.level:
+                means[name] = mean.counted(2 * signs * (values - values.mean()), baseline)
+                continue
+            expected = np.array([self.centre.expected(group, name) for group in groups])
+            means[name] = mean.add(2 * signs * (values - expected), baseline, bound=2.0)
+        return replace(self, means=means, centre=self.centre.after(groups, self.means))
+
+    def _probed(self, groups: Sequence[DrawnGroup]) -> Trajectory:
+        by_prompt: dict[int, dict[str, DrawnGroup]] = {}
+        for group in groups:
+            if group.arm in by_prompt.setdefault(group.group_index, {}):
+                raise InputError(f"step {group.step}, group {group.group_index}: twice in the arm {group.arm}")
+            by_prompt[group.group_index][group.arm] = group
+        pairs = [halves for halves in by_prompt.values() if len(halves) == 2]
+        means = {
+            name: mean.update(*(np.array([halves[arm].values[name] for halves in pairs]) for arm in self.arms))
+            for name, mean in self.means.items()
+        }
+        return replace(self, means=means, alone=self.alone + len(by_prompt) - len(pairs))
 
     def _check(self, group: DrawnGroup) -> None:
         if group.policy != self.policy or group.arm not in self.arms:
@@ -291,28 +373,21 @@ class Trajectory:
                 f"where {' and '.join(self.arms)} are compared by {self.policy}"
             )
 
-    def _watch(self, first: Sequence[DrawnGroup]) -> dict[str, Watched]:
+    def _watched(self, first: Sequence[DrawnGroup]) -> dict[str, Mean]:
         """What any of the first groups has is what is watched."""
-        factor = 2 if self.policy == "switchback" else 1  # a switchback's increment has half the difference as its mean
-
-        def margin(name: str) -> float:
+        scales = {name: scale for group in first for name, scale in group.scales.items() if name in self.margins}
+        means = {}
+        for name, scale in scales.items():
             metric = metric_named(name)
-            if metric is None or metric.unit is not Unit.SHARE:
-                return self.margins[name]
-            of_baseline = [group for group in first if name in group.values]
-            return self.margins[name] * float(np.mean([g.values[name] * g.scales[name] for g in of_baseline])) or 1e-9
-
-        return {
-            name: Watched(margin(name), factor * scale)
-            for name, scale in {name: scale for group in first for name, scale in group.scales.items()}.items()
-            if name in self.margins
-        }
+            relative = metric is not None and metric.unit is Unit.SHARE
+            means[name] = Mean(self.margins[name] / (1 if relative else scale), relative, scale=scale)
+        return means
 
 
 def margins_in_run(margins: Mapping[str, float]) -> dict[str, float]:
     """The margins of what is measured of a group, by curve: those given, by any of their names, else the defaults."""
     known = {**by_curve(RUN), **by_curve(margins)}
-    return {metric: known[metric] for metric in METRICS}
+    return {curve: known[curve] for curve in by_curve(dict.fromkeys(IN_RUN, 0.0))}
 
 
 def e_value(log_e: float) -> str:
@@ -323,28 +398,24 @@ def e_value(log_e: float) -> str:
 def trajectory_findings(trajectory: Trajectory) -> list[Finding]:
     """What a mixed run shows at fixed weights along its way: one finding a metric, and one on all of them together.
 
-    A metric passes once its confidence sequence is inside its margin, and fails once its e-value has reached 20 times
-    the number of metrics; together they fail once the mean of the e-values has reached 20. Both hold at every look.
+    A metric passes once its difference is shown to lie inside its margin, and fails once its e-value, corrected for the
+    number of metrics, has reached 20 and the difference lies beyond the margin. Both hold at every look.
     """
-    monitor = trajectory.monitor
-    if not monitor.groups:
-        message = f"no group of the {trajectory.policy} has been seen in full, so there is no evidence yet"
-        return [Finding("trajectory_evidence", Level.SAMPLING, Status.INCONCLUSIVE, message)]
-    found = [_metric_finding(name, one, len(monitor.watched)) for name, one in monitor.watched.items()]
-    missing = sorted(trajectory.margins.keys() - monitor.watched.keys())
-    found += [
-        metric_finding(
-            Level.SAMPLING,
-            "trajectory_difference",
-            name,
-            Status.NOT_COMPARED,
-            f"{name}: the first samples do not have it",
-            {},
+    if not trajectory.groups:
+        message = Message(
+            "no group of the {policy} has been seen in full, so there is no evidence yet", policy=trajectory.policy
         )
-        for name in missing
+        return [Finding("trajectory_evidence", Level.SAMPLING, Status.INCONCLUSIVE, message)]
+    check = "trajectory_difference"
+    hypotheses = len(trajectory.means)
+    findings = [
+        mean_finding(check, name, mean, trajectory.largest[name], hypotheses) for name, mean in trajectory.means.items()
     ]
-    found.append(_together_finding(trajectory))
-    return found + _left_out(trajectory)
+    for name in sorted(trajectory.margins.keys() - trajectory.means.keys()):
+        message = Message("{metric}: the first samples do not have it", metric=name)
+        findings.append(metric_finding(Level.SAMPLING, check, name, Status.NOT_COMPARED, message, {}))
+    findings.append(_together_finding(trajectory))
+    return findings + _left_out(trajectory)
 
 
 def _left_out(trajectory: Trajectory) -> list[Finding]:
@@ -353,78 +424,57 @@ def _left_out(trajectory: Trajectory) -> list[Finding]:
     A warning, and inconclusive where the others may be selected.
     """
     lacking = sorted(trajectory.left_out.items())
-    counts = [f"{count} of {arm} without a value that others have" for arm, count in lacking]
+    counts = [
+        Message("{count} of {arm} without a value that others have", count=count, arm=arm) for arm, count in lacking
+    ]
     if trajectory.alone:
-        counts.append(f"{quantity(trajectory.alone, 'probed groups')} seen in one arm only")
-    if trajectory.log_e_of_coin >= -np.log(ALPHA):
+        alone = quantity(trajectory.alone, "probed groups")
+        counts.append(Message("{groups} seen in one arm only", groups=alone))
+    if trajectory.coin_fairness_log_e >= ENOUGH:
         arm = trajectory.arms[1]
         counts.append(
-            f"{trajectory.drawn.get(arm, 0)} of {sum(trajectory.drawn.values())} groups are of {arm}, where a fair "
-            f"coin gives half (e-value {e_value(trajectory.log_e_of_coin)}), as where a rollout ends with the first "
-            "groups done"
+            Message(
+                "{count} of {groups} groups are of {arm}, where a fair coin gives half (e-value {e_value}), as where a "
+                "rollout ends with the first groups done",
+                count=trajectory.drawn.get(arm, 0),
+                groups=sum(trajectory.drawn.values()),
+                arm=arm,
+                e_value=e_value(trajectory.coin_fairness_log_e),
+            )
         )
     if not counts:
         return []
-    message = f"groups left out of the evidence: {'; '.join(counts)}"
+    message = Message("groups left out of the evidence: {counts}", counts=listed(counts, "; "))
     evidence = {**trajectory.left_out, "one_arm_only": trajectory.alone, "drawn": dict(trajectory.drawn)}
     check = "trajectory_left_out"
     if not trajectory.selected:
         return [Finding(check, Level.SAMPLING, Status.FAIL, message, severity=Severity.WARNING, evidence=evidence)]
-    message += "; those that are left may be selected, so that they show no parity"
+    message = Message("{left_out}; those that are left may be selected, so that they show no parity", left_out=message)
     return [Finding(check, Level.SAMPLING, Status.INCONCLUSIVE, message, evidence=evidence)]
 
 
-def _metric_finding(name: str, one: Watched, metrics: int) -> Finding:
-    verdict = one.verdict
-    if verdict is Verdict.DIFFERENT and one.process.largest_log_e < np.log(metrics / ALPHA):
-        verdict = Verdict.INCONCLUSIVE
-    low, high = one.interval
-    message = (
-        f"{name}: differs by {one.estimate:+.4g} over {quantity(one.process.units, 'groups')} "
-        f"(95 % sequence {low:+.4g} to {high:+.4g}, margin ±{one.margin:g}, e-value {e_value(one.process.log_e)})"
-    )
-    if verdict is Verdict.INCONCLUSIVE and low < high:
-        reach = one.margin - abs(one.estimate or 0.0)
-        if reach > 0:
-            needed = int(np.ceil(one.process.units * max(((high - low) / 2 / reach) ** 2, 1.01)))
-            message += f"; at this estimate about {needed} groups in all would show parity"
-    evidence = {
-        "estimate": one.estimate,
-        "sequence95": one.interval,
-        "margin": one.margin,
-        "log_e": one.process.log_e,
-        "largest_log_e": one.process.largest_log_e,
-        "units": one.process.units,
-        "unit": "prompt group",
-        "method": "betting e-process and confidence sequence",
-    }
-    status = STATUS_OF_VERDICT[verdict]
-    expected = [-one.margin, one.margin]
-    return metric_finding(
-        Level.SAMPLING, "trajectory_difference", name, status, message, evidence, expected, one.estimate
-    )
+_HOW = {
+    "probe": Message("prompts asked in both arms at the same weights"),
+    "switchback": Message("each group in an arm drawn by a coin"),
+}
 
 
 def _together_finding(trajectory: Trajectory) -> Finding:
-    monitor = trajectory.monitor
-    how = {
-        "probe": "prompts asked in both arms at the same weights",
-        "switchback": "each group in an arm drawn by a coin",
-    }[trajectory.policy]
-    message = (
-        f"{quantity(monitor.groups, 'groups')}, {how}: "
-        f"mean e-value of {quantity(len(monitor.watched), 'metrics')} {e_value(monitor.log_e)}, "
-        f"largest at any look {e_value(monitor.largest_log_e)}, where 20 decides. This speaks of sampling along a "
-        "run that trained on both arms, at its weights; a run in one arm alone it does not show"
+    largest = max(trajectory.largest.values())
+    message = Message(
+        "{groups}, {how}: largest corrected e-value of {metrics} {e_value}, where 20 decides. This speaks of sampling "
+        "along a run that trained on both arms, at its weights; it does not show a run in one arm alone",
+        groups=quantity(trajectory.groups, "groups"),
+        how=_HOW[trajectory.policy],
+        metrics=quantity(len(trajectory.means), "metrics"),
+        e_value=e_value(largest),
     )
     evidence = {
-        "log_e": monitor.log_e,
-        "largest_log_e": monitor.largest_log_e,
-        "units": monitor.groups,
+        "largest_log_e": largest,
+        "units": trajectory.groups,
         "unit": "prompt group",
-        "checked": monitor.groups,
-        "method": "mean of betting e-processes",
+        "checked": trajectory.groups,
+        "method": "sign-flip e-processes, corrected by closed testing",
     }
-    return Finding(
-        "trajectory_evidence", Level.SAMPLING, STATUS_OF_VERDICT[monitor.verdict], message, evidence=evidence
-    )
+    status = STATUS_OF_VERDICT[trajectory.verdict]
+    return Finding("trajectory_evidence", Level.SAMPLING, status, message, evidence=evidence)

@@ -1,7 +1,7 @@
-"""Sampling at fixed weights, watched (L1): evidence that grows with each block of groups and may stop at any of them.
+"""Sampling at fixed weights (L1): evidence that grows with each block of groups and may stop at any of them.
 
-Everything that decides here is an e-process, valid at every look together. Tests with a p-value are for a set number of
-groups (`parity.evidence.sampling.set_size`) and are not made here.
+All that decides is an e-value, valid at every look together. A design whose number of groups is set beforehand uses the
+same evidence and looks once.
 """
 
 from __future__ import annotations
@@ -9,38 +9,41 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from parity.errors import UsageError
 from parity.evidence.metric_findings import metric_finding
-from parity.evidence.sampling.anytime import (
-    WARM_UP,
-    ExchangeProcess,
-    NormalProcess,
-    adjusted_log_e,
-    normal_sequence,
+from parity.evidence.sampling.arms import ArmRollouts
+from parity.evidence.sampling.means import FEWEST_GROUPS, Mean, mean_finding
+from parity.evidence.sampling.permutation import (
+    PairMeans,
+    Singles,
+    dealt_labels,
+    distance_kernel,
+    equality_kernel,
+    mean_excess,
 )
-from parity.evidence.sampling.margin import ClippedMargin, InsideMargin, groups_for_margin
-from parity.evidence.sampling.permutation import dealt_contrasts, equality_kernel
-from parity.evidence.sampling.sequential import ConfidenceSequence, EProcess
-from parity.evidence.sampling.set_size import FEWEST_GROUPS, ArmRollouts
-from parity.evidence.values import ALPHA, Floats, Interval
-from parity.findings import Finding, Level, Status, quantity
-from parity.records.margins import METRICS, Unit, check_sampling_margins
+from parity.evidence.sampling.sequential import ENOUGH, ExchangeProcess, SignFlip, adjusted_log_e, detectable
+from parity.evidence.values import Floats, Interval
+from parity.findings import Finding, Level, Message, Status, quantity
+from parity.records.margins import METRICS, SAMPLING, SPREADS, Unit, check_sampling_margins
 from parity.records.samples import Rollout
 
 RELABELINGS = 127
 """Random relabelings of each group; no group alone is evidence of more than 128."""
 
-ENOUGH = -np.log(ALPHA)
-"""The log e-value that decides."""
+BLOCK = 32
+"""Groups after which a design of a set size sums up what the next bets build on."""
 
 BOUNDED = frozenset({"reward", "truncated", "aborted", "constant_reward", "group_reward_std"})
-"""Metrics whose difference between arms is bounded, so that betting on it is exact at every look."""
+"""Metrics whose difference between arms is bounded beforehand; others are clipped."""
 
-SLOT_METRICS = ("reward", "response_length", "negative_log_likelihood", "truncated")
+VALUES = ("reward", "response_length", "negative_log_likelihood")
+"""Metrics whose samples are compared inside groups."""
+
+SLOT_METRICS = (*VALUES, "truncated")
 
 Name = tuple[str, str]
 """A check and its metric."""
@@ -49,121 +52,31 @@ _finding = partial(metric_finding, Level.SAMPLING)
 
 
 @dataclass(frozen=True, slots=True)
-class Mean:
-    """Evidence on the difference of group means of one metric, experiment minus baseline, one a group.
+class Slots:
+    """Evidence that the place in the group matters more, or otherwise, in one arm than in the other.
+
+    With x the deviation of each slot from its group's mean, experiment minus baseline, a vector that exchanging the
+    arms turns around, the sum of earlier vectors is the direction that later ones are held to. What both arms do alike,
+    as sorting by length, cancels.
 
     Attributes:
-        margin: The largest difference that does not matter, or None where only a difference is looked for.
-        relative: Whether the margin is a share of the baseline's mean.
-        bound: The largest absolute difference there can be, or None where there is no useful one.
-        difference: Evidence against a mean of zero.
-        sequence: Where the mean lies, in units of `bound`; unused without one.
-        inside: Evidence of a mean inside the margin: of means that are clipped where there is no bound.
-        total: The sum of differences.
-        squares: The sum of their squares.
-        baseline_total: The sum of the baseline's means.
-        units: Groups seen.
+        process: The e-process on the projections.
+        sums: The sum of vectors, (n,).
     """
 
-    margin: float | None
-    relative: bool
-    bound: float | None
-    difference: EProcess | NormalProcess
-    inside: InsideMargin | ClippedMargin | None
-    sequence: ConfidenceSequence = field(default_factory=ConfidenceSequence)
-    total: float = 0.0
-    squares: float = 0.0
-    baseline_total: float = 0.0
-    units: int = 0
+    process: SignFlip = field(default_factory=SignFlip)
+    sums: Floats = field(default_factory=lambda: np.zeros(()))
 
-    @classmethod
-    def of(cls, margin: float | None, relative: bool, bound: float | None, largest: float | None = None) -> Mean:
-        """No evidence yet; `largest` is the largest value there can be, of a metric whose differences have no bound."""
-        if bound is not None:
-            return cls(margin, relative, bound, EProcess(), None if margin is None else InsideMargin.of(bound))
-        inside = None if margin is None else ClippedMargin(margin, largest, largest is not None)
-        return cls(margin, relative, bound, NormalProcess(), inside)
-
-    def update(self, baseline: Floats, experiment: Floats) -> Mean:
-        """The evidence after further groups, from their means in both arms, (K,) each."""
-        differences = experiment - baseline
-        scaled = differences if self.bound is None else _unit(differences / self.bound)
-        return replace(
-            self,
-            difference=self.difference.update(scaled),
-            inside=self._inside(baseline, experiment),
-            sequence=self.sequence if self.bound is None else self.sequence.update(scaled),
-            total=self.total + float(differences.sum()),
-            squares=self.squares + float((differences**2).sum()),
-            baseline_total=self.baseline_total + float(baseline.sum()),
-            units=self.units + len(differences),
-        )
-
-    def _inside(self, baseline: Floats, experiment: Floats) -> InsideMargin | ClippedMargin | None:
-        if self.margin is None or self.inside is None:
-            return None
-        if isinstance(self.inside, ClippedMargin):
-            return self.inside.update(baseline, experiment)
-        return self.inside.update(experiment - baseline, np.full(len(baseline), self.margin))
-
-    @property
-    def estimate(self) -> float:
-        """The mean difference."""
-        return self.total / self.units
-
-    @property
-    def deviation(self) -> float:
-        """The standard deviation of a group's difference."""
-        if self.units < 2:
-            return 0.0
-        return float(np.sqrt(max(self.squares - self.units * self.estimate**2, 0.0) / (self.units - 1)))
-
-    @property
-    def interval(self) -> Interval:
-        """The 95 % confidence sequence of the mean difference."""
-        if self.bound is None:
-            return normal_sequence(self.units, self.estimate, self.deviation)
-        low, high = self.sequence.interval
-        return low * self.bound, high * self.bound
-
-    @property
-    def allowed(self) -> float | None:
-        """The margin in the metric's unit, from the baseline's mean so far where it is relative; None without one."""
-        if self.margin is None:
-            return None
-        return self.margin * abs(self.baseline_total / self.units) if self.relative else self.margin
-
-    @property
-    def log_e_parity(self) -> float | None:
-        """The log e-value of the difference being inside the margin: the less of the two sides; None without margin."""
-        return None if self.inside is None else self.inside.log_e
-
-    @property
-    def is_parity(self) -> bool:
-        """Whether both sides have ever reached 20, two one-sided tests at 5 % each, and the mean is inside the margin.
-
-        The mean so far decides nothing that stays as it is: it is there for group means that were clipped, and for a
-        mean that moved from below the margin to above it, which each side calls inside in its time.
-        """
-        if self.log_e_parity is None or self.log_e_parity < ENOUGH:
-            return False
-        return abs(self.estimate) <= (self.allowed or 0.0)
-
-
-@dataclass(frozen=True, slots=True)
-class Exchangeability:
-    """Evidence against exchangeability, with the sum of the observed statistic over groups.
-
-    Attributes:
-        process: The e-process.
-        total: Sum of the observed statistic.
-        slots: For slots: by slot, the sum over groups of the deviation from the group's mean, (n,), which is the
-            direction that the next block bets on; None for arm labels.
-    """
-
-    process: ExchangeProcess = field(default_factory=ExchangeProcess)
-    total: float = 0.0
-    slots: Floats | None = None
+    def update(self, baseline: Floats, experiment: Floats) -> Slots:
+        """The evidence after further groups, (K, n) values each."""
+        centred = [values - values.mean(axis=1, keepdims=True) for values in (baseline, experiment)]
+        apart = centred[1] - centred[0]
+        after = self.sums + apart.cumsum(axis=0)  # (K, n); each group is held to the sum before it
+        before = after - apart
+        norms = np.linalg.norm(before, axis=1)
+        along = np.einsum("gi,gi->g", apart, before)
+        projected = np.divide(along, norms, out=np.zeros_like(along), where=norms > 1e-9 * np.abs(apart).max(initial=1))
+        return Slots(self.process.update(projected), after[-1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,16 +84,18 @@ class Evidence:
     """What all groups so far say, by check and metric.
 
     Attributes:
-        means: Evidence on means; `sampling_marginal` with a margin; without, `sampling_spread`: how much rewards
-            differ inside groups, which a shift and dependence both move.
-        exchanges: Evidence on exchangeability, of `sampling_independence` and `sampling_slot`.
+        means: Evidence on means: `sampling_marginal`, which must show parity, and `sampling_spread`, how much rewards
+            differ inside groups, where a difference beyond the margin is looked for.
+        exchanges: Evidence on exchangeability of arm labels: `sampling_independence` and `sampling_shape`.
+        slots: Evidence on the place in the group, by metric: `sampling_slot`.
         largest: The largest corrected log e-value at any look, of each hypothesis.
         lacking: Metrics that a sample lacked.
         groups: Groups seen.
     """
 
     means: Mapping[Name, Mean]
-    exchanges: Mapping[Name, Exchangeability] = field(default_factory=dict)
+    exchanges: Mapping[Name, ExchangeProcess] = field(default_factory=dict)
+    slots: Mapping[Name, Slots] = field(default_factory=dict)
     largest: Mapping[Name, float] = field(default_factory=dict)
     lacking: frozenset[str] = frozenset()
     groups: int = 0
@@ -195,7 +110,7 @@ class Evidence:
         """No evidence yet.
 
         Args:
-            margins: The largest difference that does not matter, by metric, stated before.
+            margins: The largest difference that does not matter, by metric of `parity.records.margins`, stated before.
             reward_range: The least and the largest reward there can be.
             max_new_tokens: The largest response length there can be, where it is known.
 
@@ -206,17 +121,20 @@ class Evidence:
         width = reward_range[1] - reward_range[0]
         if not 0 < width < np.inf:
             raise UsageError(f"the rewards' range {reward_range[0]} to {reward_range[1]} holds no two rewards")
-        bounds = {name: width if "reward" in name and name != "constant_reward" else 1.0 for name in BOUNDED}
-        largest = {} if max_new_tokens is None else {"response_length": float(max_new_tokens)}
-        means = {
-            ("sampling_marginal", name): Mean.of(
-                margin, METRICS[name].unit is Unit.SHARE, bounds.get(name), largest.get(name)
-            )
-            for name, margin in margins.items()
+
+        def mean(name: str, margin: float, required: bool) -> Mean:
+            bound = width if name in ("reward", "group_reward_std") else 1.0 if name in BOUNDED else None
+            if name == "response_length" and max_new_tokens is not None:
+                bound = float(max_new_tokens)
+            return Mean(margin, METRICS[name].unit is Unit.SHARE, bound, required)
+
+        means = {("sampling_marginal", name): mean(name, margin, True) for name, margin in margins.items()}
+        spreads = {name: SAMPLING[name] * (width if name == "group_reward_std" else 1) for name in SPREADS}
+        means |= {
+            ("sampling_spread", name): mean(name, margin, False)
+            for name, margin in spreads.items()
+            if name not in margins
         }
-        for name in ("group_reward_std", "constant_reward"):
-            if name not in margins:
-                means["sampling_spread", name] = Mean.of(None, False, bounds[name])
         return cls(means)
 
     def update(self, baseline: Rollout, experiment: Rollout, rng: np.random.Generator) -> Evidence:
@@ -231,164 +149,193 @@ class Evidence:
             InputError: The groups are not the same in both arms, or rewards differ by more than their range.
         """
         arms = ArmRollouts.of(baseline, experiment)
-        means, lacking = dict(self.means), set(self.lacking)
-        for name in self.means:
-            values = arms.values(name[1])
-            if values is None or name[1] in lacking:
-                lacking.add(name[1])
-                continue
-            means[name] = means[name].update(values[0].means, values[1].means)
+        measured = {name: arms.values(name) for name in {name for _, name in self.means} | set(SLOT_METRICS)}
+        values = {
+            name: (tables[0].values, tables[1].values)
+            for name, tables in sorted(measured.items())
+            if tables is not None
+        }
+        without = replace(self, lacking=self.lacking | (measured.keys() - values.keys()))
+        return without.update_values(values, arms.codes(), len(arms.groups), arms.size, rng)
+
+    def update_values(
+        self,
+        values: Mapping[str, tuple[Floats, Floats]],
+        codes: Mapping[str, npt.NDArray[np.int64]],
+        groups: int,
+        size: int,
+        rng: np.random.Generator,
+    ) -> Evidence:
+        """As `update`, from what was measured.
+
+        Args:
+            values: By metric, (K, n) values of each arm, or (K, 1) of what a group as a whole has.
+            codes: By name, codes of responses (K, 2n) that are equal where the tokens are, the baseline's first.
+            groups: Groups of the block, K.
+            size: Samples a group in each arm, n.
+            rng: Source of the relabelings.
+        """
+        known = {name: tables for name, tables in values.items() if name not in self.lacking}
+        means = {
+            key: mean.update(*(table.mean(axis=1) for table in known[key[1]])) if key[1] in known else mean
+            for key, mean in self.means.items()
+        }
+        slots = dict(self.slots)
         exchanges = dict(self.exchanges)
-        for metric, codes in arms.codes().items():
-            statistics = dealt_contrasts(equality_kernel(codes), rng, RELABELINGS)
-            key = ("sampling_independence", metric)
-            exchanges[key] = _exchanged(exchanges.get(key, Exchangeability()), statistics)
-        for metric in SLOT_METRICS if arms.size > 1 else ():
-            values = arms.values(metric)
-            if values is not None and metric not in lacking:
-                key = ("sampling_slot", metric)
-                exchanges[key] = _more_slots(exchanges.get(key, Exchangeability()), values[1].values, rng)
-        log_e = {name: mean.difference.log_e for name, mean in means.items()}
-        log_e |= {name: exchange.process.log_e for name, exchange in exchanges.items()}
-        now = adjusted_log_e(log_e)
-        largest = {name: max(value, self.largest.get(name, 0.0)) for name, value in now.items()}
-        return Evidence(means, exchanges, largest, frozenset(lacking), self.groups + len(arms.groups))
+        if size > 1:
+            for metric in SLOT_METRICS:
+                if metric in known:
+                    key = ("sampling_slot", metric)
+                    slots[key] = slots.get(key, Slots()).update(*known[metric])
+            labels = dealt_labels(groups, size, RELABELINGS, rng)
+            for key, statistics, of_groups in _relabeled(codes, known, labels):
+                exchanges[key] = exchanges.get(key, ExchangeProcess()).update(statistics, of_groups)
+        after = replace(self, means=means, exchanges=exchanges, slots=slots, groups=self.groups + groups)
+        now = adjusted_log_e(after.log_e)
+        return replace(after, largest={name: max(value, self.largest.get(name, 0.0)) for name, value in now.items()})
+
+    @property
+    def log_e(self) -> dict[Name, float]:
+        """The log e-value against each hypothesis now, before correction."""
+        log_e = {name: float(mean.difference.log_e) for name, mean in self.means.items()}
+        log_e |= {name: float(slots.process.log_e) for name, slots in self.slots.items()}
+        return log_e | {name: exchange.log_e for name, exchange in self.exchanges.items()}
 
     def findings(self) -> list[Finding]:
         """What the evidence says so far, one finding a hypothesis; none is made of a p-value."""
         if not self.groups:
-            return [_finding("sampling_marginal", "groups", Status.INCONCLUSIVE, "no group is sampled yet", {})]
-        found = []
-        for name, mean in self.means.items():
-            if name[1] in self.lacking:
-                found.append(_lacking(name))
-            else:
-                found.append(_mean_finding(name, mean, self.largest[name]))
-        found += [
-            _lacking(name) if name[1] in self.lacking else _exchange_finding(name, one, self.largest[name])
-            for name, one in self.exchanges.items()
+            message = Message("no group is sampled yet")
+            return [_finding("sampling_marginal", "groups", Status.INCONCLUSIVE, message, {})]
+        hypotheses = len(self.largest)
+        findings = [
+            _lacking(name) if name[1] in self.lacking else mean_finding(*name, mean, self.largest[name], hypotheses)
+            for name, mean in self.means.items()
         ]
-        if not any(check == "sampling_independence" and name == "output_ids" for check, name in self.exchanges):
-            found.append(_lacking(("sampling_independence", "output_ids")))
-        message = "whole distributions: a test with a p-value, not made where the number of groups depends on the data"
-        return [*found, _finding("sampling_shape", "all metrics", Status.NOT_COMPARED, message, {"units": self.groups})]
+        findings += [
+            _lacking(name) if name[1] in self.lacking else _slot_finding(name, slots, self.largest[name], hypotheses)
+            for name, slots in self.slots.items()
+        ]
+        findings += [
+            _lacking(name)
+            if name[1] in self.lacking
+            else _exchange_finding(name, exchange, self.largest[name], hypotheses)
+            for name, exchange in self.exchanges.items()
+        ]
+        if ("sampling_independence", "output_ids") not in self.exchanges:
+            findings.append(_lacking(("sampling_independence", "output_ids")))
+        return findings
 
 
-def _unit(values: Floats) -> Floats:
-    """Values in [-1, 1] that rounding has put just outside; others are left for the process to refuse."""
-    return np.where(np.abs(values) <= 1 + 1e-9, np.clip(values, -1, 1), values)
+def sampling_findings(
+    baseline: Rollout,
+    experiment: Rollout,
+    margins: Mapping[str, float],
+    rng: np.random.Generator,
+    reward_range: Interval = (0.0, 1.0),
+    max_new_tokens: int | None = None,
+) -> list[Finding]:
+    """What groups whose number was set beforehand say: the evidence of `Evidence`, looked at once.
+
+    Args:
+        baseline: The baseline's samples, the same number in every group.
+        experiment: The experiment's samples of the same prompts under the same (rollout_id, group_index).
+        margins: As in `Evidence.start`, likewise the range of rewards and the cap of responses.
+        rng: Source of the relabelings.
+        reward_range: The least and the largest reward there can be.
+        max_new_tokens: The largest response length there can be, where it is known.
+
+    Raises:
+        InputError: Groups are of unequal size, repeat a slot, or are not the same in both arms.
+        UsageError: A metric of the margins is unknown.
+    """
+    evidence = Evidence.start(margins, reward_range, max_new_tokens)
+    arms = ArmRollouts.of(baseline, experiment)
+    size = BLOCK * arms.size
+    for start in range(0, len(arms.baseline), size):
+        first, second = (Rollout(arm.table.slice(start, size)) for arm in (arms.baseline, arms.experiment))
+        evidence = evidence.update(first, second, rng)
+    return evidence.findings()
 
 
-def _exchanged(before: Exchangeability, statistics: Floats) -> Exchangeability:
-    total = before.total + float(statistics[:, 0].sum())
-    return replace(before, process=before.process.update(statistics), total=total)
-
-
-def _more_slots(before: Exchangeability, values: Floats, rng: np.random.Generator) -> Exchangeability:
-    """Bets that each slot goes on to deviate as it did in earlier blocks, (K, n) values of the experiment."""
-    centred = values - values.mean(axis=1, keepdims=True)
-    direction = np.zeros(values.shape[1]) if before.slots is None else before.slots
-    shuffled = rng.permuted(np.repeat(centred[:, None], RELABELINGS, axis=1), axis=2)
-    statistics = np.concatenate([centred[:, None], shuffled], axis=1) @ direction
-    after = _exchanged(before, statistics)
-    return replace(after, slots=direction + centred.sum(axis=0))
+def _relabeled(
+    codes: Mapping[str, npt.NDArray[np.int64]], known: Mapping[str, tuple[Floats, Floats]], labels: Singles
+) -> list[tuple[Name, Floats, int]]:
+    """By hypothesis of exchangeability: statistics (rows, 1 + B) under labels (G, 2n, 1 + B), and groups a row."""
+    found: list[tuple[Name, Floats, int]] = []
+    for metric, of_metric in codes.items():
+        pairs = PairMeans.of(equality_kernel(of_metric), labels)
+        found.append((("sampling_independence", metric), pairs.inside, 1))
+    for metric in VALUES:
+        if metric in known:
+            values = np.concatenate(known[metric], axis=1)  # (G, 2n), the baseline's first
+            found.append((("sampling_independence", metric), mean_excess(values, labels), 2))
+            pairs = PairMeans.of(distance_kernel(values), labels)
+            found.append((("sampling_shape", metric), pairs.between, 1))
+    return found
 
 
 def _lacking(name: Name) -> Finding:
-    return _finding(*name, Status.NOT_COMPARED, f"{name[1]}: not every sample of both arms has it", {})
+    message = Message("{metric}: not every sample of both arms has it", metric=name[1])
+    return _finding(*name, Status.NOT_COMPARED, message, {})
 
 
-def _status(largest: float, groups: int) -> Status:
-    if largest >= ENOUGH:
-        return Status.FAIL
-    return Status.PASS if groups >= FEWEST_GROUPS else Status.INCONCLUSIVE
-
-
-def _mean_finding(name: Name, mean: Mean, largest: float) -> Finding:
-    low, high = mean.interval
-    said = f"95 % at all looks {low:+.4g} to {high:+.4g}" if np.isfinite(low) else f"no interval below {WARM_UP} groups"
-    message = f"{name[1]}: differs by {mean.estimate:+.4g} over {quantity(mean.units, 'prompt groups')} ({said}"
-    message += ")" if mean.allowed is None else f", margin ±{mean.allowed:.4g})"
-    needed = None
-    if mean.margin is None:
-        status = _status(largest, mean.units)
-    else:
-        # Parity of what is clipped takes more groups; a difference that is seen to be inside the margin waits for it.
-        clipped = mean.inside if isinstance(mean.inside, ClippedMargin) else None
-        waits = clipped is not None and mean.allowed is not None and -mean.allowed < low and high < mean.allowed
-        differs = largest >= ENOUGH and not waits
-        status = Status.PASS if mean.is_parity else Status.FAIL if differs else Status.INCONCLUSIVE
-        if clipped is not None and (any(clipped.clipped) or (status is Status.PASS and not clipped.exact)):
-            message += _clipping(mean, clipped)
-        needed = _groups_needed(mean)
-        if status is Status.INCONCLUSIVE and needed is not None:
-            more = max(needed - mean.units, needed // 10, 1)
-            message += f"; about {quantity(more, 'more groups')} would show parity 4 times in 5 if the arms are equal"
-    evidence: dict[str, Any] = {
-        "baseline": mean.baseline_total / mean.units,
-        "experiment": mean.baseline_total / mean.units + mean.estimate,
-        "estimate": mean.estimate,
-        "ci95": [low, high] if np.isfinite(low) else None,
-        "margin": mean.allowed,
-        "log_e_difference": mean.difference.log_e,
-        "log_e_corrected": largest,
-        "log_e_parity": mean.log_e_parity,
-        "groups_needed": needed,
-        "unit": "prompt group",
-        "units": mean.units,
-        "method": _method(mean),
-    }
-    expected = None if mean.allowed is None else [-mean.allowed, mean.allowed]
-    return _finding(*name, status, message, evidence, expected, mean.estimate)
-
-
-def _clipping(mean: Mean, inside: ClippedMargin) -> str:
-    """What was clipped, and how rare a difference may be that parity does not speak of."""
-    clip, (of_baseline, of_experiment) = inside.clip or 0.0, inside.clipped
-    room = clip - mean.baseline_total / mean.units
-    rare = min(1.0, (mean.allowed or 0.0) / room) if room > 0 else 1.0
-    return (
-        f"; for parity, group means above {clip:.4g} count as that ({of_baseline} in the baseline, {of_experiment} in "
-        f"the experiment), so that a difference in fewer than {rare:.1%} of groups may be of any size"
+def _without_margin(
+    name: Name, estimate: float, size: float, log_e: float, largest: float, groups: int, what: Message
+) -> Finding:
+    """A finding on what has no margin: seen, or not seen with the size that would have been."""
+    status = Status.FAIL if largest >= ENOUGH else Status.PASS if groups >= FEWEST_GROUPS else Status.INCONCLUSIVE
+    message = Message(
+        "{metric}: {what} over {groups}, corrected e-value {e_value:.3g}; {rest}",
+        metric=name[1],
+        what=what,
+        groups=quantity(groups, "prompt groups"),
+        e_value=float(np.exp(min(largest, 50))),
+        rest=Message("shown")
+        if status is Status.FAIL
+        else Message("not shown; {size:.2g} or more would have been seen 4 times in 5", size=size)
+        if size > 0
+        else Message("no relabeling of any group changes it"),
     )
-
-
-def _groups_needed(mean: Mean) -> int | None:
-    if not mean.allowed:
-        return None
-    bound = mean.inside.clip if isinstance(mean.inside, ClippedMargin) else mean.bound
-    return None if bound is None else groups_for_margin(mean.deviation, mean.allowed, bound)
-
-
-def _method(mean: Mean) -> str:
-    if mean.bound is not None:
-        return "betting on bounded differences"
-    difference = "difference by a self-normalised process, asymptotic"
-    if not isinstance(mean.inside, ClippedMargin) or mean.inside.clip is None:
-        return difference
-    return f"parity by betting on means up to {mean.inside.clip:.4g}, {difference}"
-
-
-def _exchange_finding(name: Name, exchange: Exchangeability, largest: float) -> Finding:
-    groups = exchange.process.units
-    if exchange.slots is None:
-        estimate = exchange.total / groups
-        message = f"{name[1]}: pairs inside the experiment are equal {estimate:+.3%} more often than across the arms"
-        method = "pair kernel, within minus cross, labels dealt inside prompts"
-    else:
-        estimate = float(np.ptp(exchange.slots)) / groups
-        message = f"{name[1]}: slots of the experiment differ by up to {estimate:.4g}"
-        method = "slots shuffled inside groups"
-    status = _status(largest, groups)
-    message += f" over {quantity(groups, 'prompt groups')}, corrected e-value {np.exp(min(largest, 50)):.3g}"
     if status is Status.INCONCLUSIVE:
-        message += f"; {FEWEST_GROUPS} groups are needed to pass"
+        message = Message("{finding}; {fewest} groups are needed to pass", finding=message, fewest=FEWEST_GROUPS)
     evidence = {
         "estimate": estimate,
-        "log_e": exchange.process.log_e,
+        "seen_from": size,
+        "log_e": log_e,
         "log_e_corrected": largest,
         "unit": "prompt group",
         "units": groups,
-        "method": method,
+        "method": "sign-flip e-process, slots of both arms"
+        if name[0] == "sampling_slot"
+        else "soft-rank e-process, labels dealt inside prompts",
     }
     return _finding(*name, status, message, evidence, observed=estimate)
+
+
+def _slot_finding(name: Name, slots: Slots, largest: float, hypotheses: int) -> Finding:
+    groups = slots.process.units
+    estimate = float(np.ptp(slots.sums)) / groups
+    # What a group adds in the direction of earlier ones, which a shift must exceed.
+    deviation = float(np.sqrt(slots.process.squares / groups))
+    what = Message("slots differ between the arms by up to {size:.4g}", size=estimate)
+    size = detectable(hypotheses, groups) * deviation
+    return _without_margin(name, estimate, size, float(slots.process.log_e), largest, groups, what)
+
+
+_WHAT = {
+    "output_ids": "pairs inside the experiment are equal {size:+.3%} more often than across the arms",
+    "output_ids_prefix": "pairs inside the experiment begin alike {size:+.3%} more often than across the arms",
+    "sampling_independence": "the arms' group means lie {size:+.1%} further apart than independent samples' would",
+    "sampling_shape": "samples of a group lie {size:+.1%} further apart in the experiment than in the baseline",
+}
+
+
+def _exchange_finding(name: Name, exchange: ExchangeProcess, largest: float, hypotheses: int) -> Finding:
+    groups = exchange.units
+    rows = groups // 2 if _WHAT.get(name[1]) is None and name[0] == "sampling_independence" else groups
+    estimate = exchange.total / max(rows, 1)
+    deviation = float(np.sqrt(exchange.variance / max(rows, 1)))
+    what = Message(_WHAT.get(name[1]) or _WHAT[name[0]], size=estimate)
+    return _without_margin(
+        name, estimate, detectable(hypotheses, rows) * deviation, exchange.log_e, largest, groups, what
+    )

@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 
 from parity.errors import UsageError
-from parity.evidence.sampling.groups import permutation_p
 from parity.evidence.two_samples import all_splits
 from parity.evidence.values import ALPHA, Floats
 from parity.metrics import AlignedRuns
@@ -81,6 +80,12 @@ def curve_band(
     steps = aligned.steps[smooth // 2 : smooth // 2 + windows.shape[1]]
     outside = tuple(steps[np.abs(difference[0]) > half_width].tolist()) if p < ALPHA else ()
     return Band(aligned.metric, p, steps, difference[0], half_width, outside, units)
+
+
+def permutation_p(simulated: Floats, observed: float) -> float:
+    """The share of statistics at or above the observed one, which counts as one of them (Phipson and Smyth 2010)."""
+    tolerance = 1e-9 * max(abs(observed), float(np.abs(simulated).max()))
+    return float((1 + np.sum(simulated >= observed - tolerance)) / (1 + len(simulated)))
 
 
 def _splits(runs: int, experiment: int, permutations: int, rng: np.random.Generator) -> Floats:

@@ -9,12 +9,24 @@ import numpy as np
 from scipy import stats
 
 from parity.errors import UsageError
-from parity.evidence.values import ALPHA, Interval
+from parity.evidence.values import ALPHA, Floats, Interval
 from parity.findings import Message, quantity
 from parity.metrics import Curve
 
-WINDOW = 5
+LEVEL_STEPS = 20
+"""Steps whose mean is the level of a reward."""
+
 PERSISTENCE = 8
+"""Steps for which a reward must have stayed down; fewer make a run a suspect."""
+
+FEWEST_DOWN = 3
+"""Steps of a fall that is seen at all."""
+
+LARGEST_FALL_BY_CHANCE = 4.5
+"""In standard errors of the difference of two levels; simulated, fewer than 1 % of healthy runs reach it."""
+
+SMALLEST_FALL = 1.5
+"""In standard deviations of one step's noise; smaller falls are slumps, which belong to the comparison of means."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,25 +44,55 @@ class Collapse:
     suspect: bool
 
 
-def detect_collapse(reward: Curve, fraction: float = 0.5) -> Collapse:
-    """The first of eight consecutive steps whose running median of five lies below `fraction` of its peak so far.
+def detect_collapse(reward: Curve) -> Collapse:
+    """Whether the reward falls and stays down to the end of the run, and since when.
 
-    The peak starts at the reward of the first step, so that a run that falls before the first median is full is seen
-    too; it counts only if positive. Causal: a step is judged by itself and earlier ones. A run too short to hold eight
-    medians is a suspect if its last one is down. A partial slump is no collapse; it belongs to the comparison of means.
+    The level before a step is the highest mean of 20 steps so far, the one after it the mean of all that follow. It is
+    a collapse if the fall is more than 4.5 of its standard errors and 1.5 standard deviations of a step's noise (from
+    the differences of neighbouring steps), if it loses half or more of what the level had risen above its lowest
+    before, and if no later mean of eight steps makes good half of it. Nothing depends on the unit or the zero of the
+    reward. Simulated on rewards of 0 or 1 over 200 steps: at most 0.7 % of stationary runs are called collapsed at 8,
+    32 or 64 samples a step and a mean of 0.05 to 0.95; a fall to a tenth is found in all runs within 20 steps, but for
+    means below 0.1, or of 0.1 at 8 samples a step, where it is no larger than the noise.
     """
-    if len(reward.values) < WINDOW:
-        return Collapse(reward.run, None, False)
-    # A reward of NaN is no reward at all, so it counts as the lowest.
-    known = np.where(np.isnan(reward.values), -np.inf, reward.values)
-    medians = np.median(np.lib.stride_tricks.sliding_window_view(known, WINDOW), axis=1)
-    peak = np.maximum.accumulate(np.append(known[0], medians))[1:]
-    down = (medians < fraction * peak) & (peak > 0)
-    edges = np.diff(np.concatenate([[False], down, [False]]).astype(np.int8))
-    for start, end in zip(np.flatnonzero(edges == 1), np.flatnonzero(edges == -1), strict=True):
-        if end - start >= PERSISTENCE:
-            return Collapse(reward.run, int(reward.steps[WINDOW - 1 + start]), False)
-    return Collapse(reward.run, None, bool(down[-1]))
+    onset = _onset(reward.values)
+    if onset is None or len(reward.values) - onset < PERSISTENCE:
+        return Collapse(reward.run, None, onset is not None)
+    return Collapse(reward.run, int(reward.steps[onset]), False)
+
+
+def _onset(rewards: Floats) -> int | None:
+    """The index of the first step of a fall that lasts to the end, at least three steps, of rewards (T,)."""
+    count = len(rewards)
+    if count < 2 * PERSISTENCE or not np.isfinite(rewards).any():
+        return None
+    finite = rewards[np.isfinite(rewards)]
+    noise = float(np.sqrt(np.mean(np.diff(finite) ** 2) / 2)) if len(finite) > 1 else 0.0
+    # A reward of NaN is no reward at all, so it counts as lower than any.
+    lowest = float(finite.min()) - max(float(np.ptp(finite)), 10 * noise, 1e-9)
+    values = np.where(np.isfinite(rewards), rewards, lowest)
+    sums = np.concatenate([[0.0], values.cumsum()])
+    ends = np.arange(1, count + 1)
+    widths = np.minimum(LEVEL_STEPS, ends)
+    levels = (sums[ends] - sums[ends - widths]) / widths  # (T,): of up to 20 steps that end here
+    known = levels[PERSISTENCE - 1 :]  # of eight steps or more
+    onsets = np.arange(PERSISTENCE, count - FEWEST_DOWN + 1)  # (H,): the first step that is down
+    before = onsets - PERSISTENCE
+    peak = np.maximum.accumulate(known)[before]
+    floor = np.minimum.accumulate(known)[before]
+    after = (sums[count] - sums[onsets]) / (count - onsets)
+    fall = peak - after
+    error = noise * np.sqrt(1 / np.minimum(LEVEL_STEPS, onsets) + 1 / (count - onsets))
+    later = np.lib.stride_tricks.sliding_window_view(values, PERSISTENCE).mean(axis=1)
+    # The highest mean of eight steps that follow; of a fall with fewer, their own mean.
+    highest = np.append(np.maximum.accumulate(later[::-1])[::-1], np.full(PERSISTENCE, -np.inf))[onsets]
+    collapsed = (fall > SMALLEST_FALL * noise) & (fall > LARGEST_FALL_BY_CHANCE * error) & (fall > 0)
+    collapsed &= (after <= (floor + peak) / 2) & (highest < peak - fall / 2)
+    if not collapsed.any():
+        return None
+    # The sharpest of the falls that qualify dates it.
+    sharpness = np.divide(fall, error, out=np.full_like(fall, np.inf), where=error > 0)
+    return int(onsets[np.where(collapsed, sharpness, -1.0).argmax()])
 
 
 @dataclass(frozen=True, slots=True)

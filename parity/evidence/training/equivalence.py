@@ -37,6 +37,8 @@ from parity.metrics import (
 from parity.records.margins import Unit, metric_named
 
 LARGEST_MISSING_SHARE = 0.1
+LEAST_COMMON_SHARE = 0.8
+"""Steps that a run must have, as a share of the longest one's; shorter ones were cut and may hide what came later."""
 HEAVY_TAILED = frozenset({"train/grad_norm", "train/loss", "train/pg_loss"})
 FALSE_FLAGS = 0.1
 """The share of false ones among the flags of secondary metrics (Benjamini and Hochberg)."""
@@ -74,7 +76,19 @@ class ArmCurves:
 
 @dataclass(frozen=True, slots=True)
 class _Compared:
-    """One metric of both arms with all that is said of it."""
+    """One metric of both arms with all that is said of it.
+
+    Attributes:
+        aligned: The curves at their common steps.
+        comparison: Of the arms, by one number a run.
+        summary: How a run became one number.
+        values: The numbers of all runs, (R,).
+        sides: Runs of the baseline and of the experiment.
+        margin_source: Where the margin comes from.
+        band: Where the curves part, if there are enough runs.
+        cut: Runs that stop long before the others.
+        agrees: Whether the comparison with them, over the steps they have, also shows parity.
+    """
 
     aligned: AlignedRuns
     comparison: RunComparison
@@ -83,6 +97,8 @@ class _Compared:
     sides: tuple[int, int]
     margin_source: Message
     band: Band | None
+    cut: tuple[str, ...] = ()
+    agrees: bool = True
 
 
 def training_findings(
@@ -116,7 +132,7 @@ def training_findings(
     """
     arms = ArmCurves(baseline, experiment, history)
     arms.check()
-    outcomes = {metric: _compare_metric(metric, arms, margin, minimum_steps) for metric, margin in margins.items()}
+    outcomes = {metric: _compare_whole(metric, arms, margin, minimum_steps) for metric, margin in margins.items()}
     compared = {metric: outcome for metric, outcome in outcomes.items() if isinstance(outcome, _Compared)}
     tested = {metric: outcome.comparison.p_difference for metric, outcome in compared.items()}
     adjusted = holm({metric: p for metric, p in tested.items() if p is not None})
@@ -166,6 +182,9 @@ def aligned_runs(metric: str, arms: ArmCurves, minimum_steps: int) -> AlignedRun
         )
         return _training(metric, Status.INCONCLUSIVE, message, evidence)
     values = summary_of(aligned)[1](aligned)
+    if np.isneginf(values).all():
+        message = Message("{metric}: 0 at every late step of every run, so there is nothing to compare", metric=metric)
+        return _training(metric, Status.NOT_COMPARED, message, evidence)
     bad = [run for run, value in zip(aligned.runs, values, strict=True) if not np.isfinite(value)]
     if aligned.not_finite or bad:
         message = Message(
@@ -185,6 +204,36 @@ def summary_of(aligned: AlignedRuns) -> tuple[Message, Callable[[AlignedRuns], F
     if aligned.metric == "train/grad_norm" or (aligned.values > 0).all():
         return Message("late median of the log"), late_median_log
     return Message("late median"), late_median
+
+
+def _compare_whole(metric: str, arms: ArmCurves, margin: float | None, minimum_steps: int) -> Finding | _Compared:
+    """One metric among the runs that were not cut, and whether what all runs have in common agrees with it.
+
+    A run that stops early shortens the range that all have, which may end before the arms part. So runs with less than
+    80 % of the steps of the longest one are compared over their own range only, and parity needs both comparisons. Cut
+    runs of the history are left out. Where an arm has no other run, nothing shows parity.
+    """
+    curves = [run[metric] for run in (*arms.baseline, *arms.experiment) if metric in run]
+    longest = max((len(curve.steps) for curve in curves), default=0)
+
+    def is_whole(run: RunCurves) -> bool:
+        return metric not in run or len(run[metric].steps) >= LEAST_COMMON_SHARE * longest
+
+    history = [run for run in arms.history if is_whole(run)]
+    every = _compare_metric(metric, replace(arms, history=history), margin, minimum_steps)
+    cut = tuple(curve.run for curve in curves if len(curve.steps) < LEAST_COMMON_SHARE * longest)
+    if not cut:
+        return every
+    sides = [[run for run in runs if is_whole(run)] for _, runs in arms.sides]
+    if not all(sides):
+        if isinstance(every, Finding):
+            return every
+        return replace(every, cut=cut, agrees=False)
+    whole = _compare_metric(metric, ArmCurves(sides[0], sides[1], history), margin, minimum_steps)
+    if isinstance(whole, Finding):
+        return whole
+    agrees = isinstance(every, _Compared) and every.comparison.verdict is Verdict.PARITY
+    return replace(whole, cut=cut, agrees=agrees)
 
 
 def _compare_metric(metric: str, arms: ArmCurves, margin: float | None, minimum_steps: int) -> Finding | _Compared:
@@ -227,7 +276,10 @@ def _compare_metric(metric: str, arms: ArmCurves, margin: float | None, minimum_
 
 def _training_finding(found: _Compared, p_holm: float | None) -> Finding:
     aligned, comparison = found.aligned, found.comparison
-    verdict = verdict_of(comparison.p_equivalence if min(comparison.units) > 1 else None, p_holm)
+    beyond = abs(comparison.estimate) > comparison.margin
+    verdict = verdict_of(comparison.p_equivalence if min(comparison.units) > 1 else None, p_holm, beyond)
+    if verdict is Verdict.PARITY and found.cut and not found.agrees:
+        verdict = Verdict.INCONCLUSIVE
     n0, both = found.sides[0], sum(found.sides)
     late = aligned.steps[len(aligned.steps) // 2 :]
     named = list(zip(aligned.runs, found.values.tolist(), strict=True))
@@ -260,6 +312,15 @@ def _training_finding(found: _Compared, p_holm: float | None) -> Finding:
         outside = list(found.band.outside)
         evidence["band"] = {"p": found.band.p, "outside": outside, "method": found.band.method}
     message = _with_parting(_training_message(found, verdict, p_holm), found.band)
+    if found.cut:
+        evidence["cut"] = list(found.cut)
+        message = Message("{message}; {runs} stopped long before the others", message=message, runs=listed(found.cut))
+        if not found.agrees:
+            message = Message(
+                "{message}; over the steps that all runs have the arms are not shown to be equal, or no other runs are "
+                "left, so that this is no parity",
+                message=message,
+            )
     expected = [-comparison.margin, comparison.margin]
     return _training(aligned.metric, STATUS_OF_VERDICT[verdict], message, evidence, expected, comparison.estimate)
 
@@ -305,6 +366,8 @@ def _training_message(found: _Compared, verdict: Verdict, p_holm: float | None) 
     if verdict is Verdict.DIFFERENT:
         return differs(ci95, Message("Holm-adjusted p = {p:.2g}", p=p_holm))
     more = _more_runs(comparison, found.sides)
+    if p_holm is not None and p_holm < ALPHA:
+        more = Message("a difference is shown, whose estimate is inside the margin; {more}", more=more)
     if joined:
         return Message(
             "{difference}; not outside the scatter of the baseline's runs, which is not parity; {more}",
@@ -349,7 +412,7 @@ def secondary_findings(
 ) -> list[Finding]:
     """Flags on the metrics that do not decide, and on the area under the curve of those that do.
 
-    A difference by Student's or Welch's t on one number a run, with a false discovery rate of 10 % over all of them
+    A difference by Welch's t on one number a run, with a false discovery rate of 10 % over all of them
     (Benjamini and Hochberg 1995), is a failing finding of severity WARNING, which never fails a verdict; so is a metric
     with one value in all runs of an arm and another in all of the other. Costs are left to the cost level.
 

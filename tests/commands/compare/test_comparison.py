@@ -147,7 +147,7 @@ def test_collapsed_runs_are_a_rate_and_the_others_are_compared_among_themselves(
     assert rate.evidence["experiment"] == [2, 5]
     assert "Jeffreys" in rate.evidence["prior"] and 0.5 < rate.evidence["probability_higher"] < 1
     assert one(report, "conditional_parity").status is Status.PASS
-    assert one(report, "training_parity").severity is Severity.WARNING
+    assert one(report, "training_parity").severity is Severity.ERROR, "a collapse turns no other finding off"
     assert report.verdict.verdict is Verdict.INCONCLUSIVE
     all_of_them = [with_values(run, "rollout/raw_reward", slice(30, None), 0.01) for run in arm("e", 5, 100)]
     lost = compare(arm("b", 5, 0), all_of_them, question=QUESTION)

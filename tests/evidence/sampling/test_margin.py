@@ -1,4 +1,4 @@
-"""Parity of lengths and likelihoods: exact at every look, with rare and huge faults among the groups too."""
+"""Parity inside a margin: exact at every look, with rare and huge differences among the groups too."""
 
 from __future__ import annotations
 
@@ -10,185 +10,169 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from parity.errors import InputError
-from parity.evidence.sampling.anytime import SHIFTS, normal_log_e_at
-from parity.evidence.sampling.margin import (
-    CLIP,
-    ClippedMargin,
-    InsideMargin,
-    MarginProcess,
-    groups_for_margin,
-    margin_log_e_at,
-)
-from parity.evidence.sampling.watched import Mean
+from parity.evidence.sampling.margin import FACTORS, InsideMargin, groups_for_margin
+from parity.evidence.sampling.means import CLIP, Mean
+from parity.evidence.sampling.sequential import ENOUGH
 
-ENOUGH = math.log(20)
-GROUPS, FIRST = 1536, 32
+BLOCK = 32
+ALONE = np.ones(1)
 
 
-def test_a_process_worked_out_by_hand() -> None:
-    process = MarginProcess(2.0).update(np.array([1.0, -1.0, 0.5]), np.array([0.5, 0.5, 0.5]))
-    # before the second group the best bet is 0.5 / 1, above 0.98 / 2; before the third (0.5 + 0.5) / (1 + 1)
-    assert process.log_e == pytest.approx(math.log1p(-0.49) + math.log1p(0.49 * 0.5))
-    assert process.largest_log_e == 0
-    assert (process.margins, process.squares, process.units) == (1.5, 2.25, 3)
-    small = MarginProcess(2.0).update(np.array([2.0, 1.0]), np.array([0.1, 0.1]))
-    assert small.log_e == pytest.approx(math.log1p(0.1 / 4))
-
-
-@settings(max_examples=50, deadline=None, derandomize=True)
-@given(st.lists(st.floats(0, 4), min_size=1, max_size=60), st.integers(0, 60), st.floats(0.01, 0.5))
-def test_state_carries_over_any_split_and_wealth_stays_positive(means: list[float], cut: int, margin: float) -> None:
-    baseline, experiment = np.array(means), np.array(means[::-1])
-    whole = ClippedMargin(margin, 4.0, True).update(baseline, experiment)
-    parts = ClippedMargin(margin, 4.0, True).update(baseline[:cut], experiment[:cut])
-    parts = parts.update(baseline[cut:], experiment[cut:])
-    assert whole.sides is not None and parts.sides is not None
-    assert parts.sides.above.log_e == pytest.approx(whole.sides.above.log_e)
-    assert parts.log_e == pytest.approx(whole.log_e)
-    assert math.isfinite(whole.sides.above.log_e)
-
-
-def rewards(rng: np.random.Generator, shape: tuple[int, int], spread: float = 0.6) -> tuple[np.ndarray, np.ndarray]:
-    """Group means of eight rewards of 0 or 1 in two equal arms, of prompts that are mostly easy or hard."""
-    chances = rng.beta(spread, spread, shape)
-    return tuple(rng.binomial(8, chances) / 8 for _ in range(2))
-
-
-@pytest.mark.parametrize("sign", [1, -1])
-def test_rewards_that_differ_by_their_margin_are_hardly_ever_parity_at_any_look(sign: int) -> None:
-    baseline, experiment = rewards(np.random.default_rng(5), (400, 1500))
-    found = margin_log_e_at(experiment - baseline + sign * 0.05, 0.05, 1.05, 1)
-    assert (found[:, -1] >= ENOUGH).mean() <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 400)
-
-
-@pytest.mark.parametrize(("spread", "margin"), [(0.6, 0.05), (0.05, 0.02), (0.01, 0.02)])
-def test_equal_rewards_are_parity_within_the_groups_that_are_said(spread: float, margin: float) -> None:
-    """Of few groups that differ too, where no bet may be as bold as it would be best."""
-    baseline, experiment = rewards(np.random.default_rng(6), (400, 400), spread)
-    groups = groups_for_margin(float((experiment - baseline).std()), margin, 1.0)
-    shown = margin_log_e_at(experiment - baseline, margin, 1.0, 1)[:, groups - 1] >= ENOUGH
-    assert 0.75 <= shown.mean() <= 0.95
-
-
-def test_many_streams_are_watched_as_one_is() -> None:
-    baseline, experiment = rewards(np.random.default_rng(7), (3, 96))
-    found = margin_log_e_at(experiment - baseline, 0.1, 1.0, 32)
-    for differences, looks in zip(experiment - baseline, found, strict=True):
-        sides = InsideMargin.of(1.0)
-        for block, expected in zip(np.split(differences, 3), looks, strict=True):
-            sides = sides.update(block, np.full(32, 0.1))
-            assert sides.log_e == pytest.approx(expected)
-
-
-def likelihoods(rng: np.random.Generator, groups: int = GROUPS) -> tuple[np.ndarray, np.ndarray]:
-    """Group means of the negative log-likelihood of eight responses in two equal arms, of unequal prompts."""
-    level = 0.5 * np.exp(rng.normal(0, 0.3, (groups, 1)))
-    return tuple(np.maximum(level * (1 + rng.normal(0, 0.15, (groups, 8))), 0).mean(axis=1) for _ in range(2))
-
-
-def lengths(rng: np.random.Generator, cap: float, groups: int = GROUPS) -> tuple[np.ndarray, np.ndarray]:
-    """Group means of the lengths of eight responses in two equal arms, skewed and cut at a cap."""
-    scale = rng.lognormal(6, 0.5, (groups, 1))
-    return tuple(np.minimum(scale * rng.lognormal(0, 0.35, (groups, 8)), cap).mean(axis=1) for _ in range(2))
-
-
-def is_parity(found: ClippedMargin) -> bool:
-    return found.log_e >= ENOUGH
-
-
-def watched(baseline: np.ndarray, experiment: np.ndarray, margin: float, cap: float | None = None) -> ClippedMargin:
-    """The evidence after all groups; what was reached at any look stays reached."""
-    empty = ClippedMargin(margin, cap, cap is not None)
-    first = empty.update(baseline[:FIRST], experiment[:FIRST])
-    return first.update(baseline[FIRST:], experiment[FIRST:])
-
-
-def stops_at_parity(baseline: np.ndarray, experiment: np.ndarray, margin: float) -> bool:
-    """Whether sampling that is looked at after each block would stop and say parity."""
-    mean = Mean.of(margin, True, None)
-    for start in range(0, len(baseline), FIRST):
-        block = slice(start, start + FIRST)
-        mean = mean.update(baseline[block], experiment[block])
+def watched(mean: Mean, baseline: np.ndarray, experiment: np.ndarray) -> bool:
+    """Whether a sampling that looks after every block ever ends in PARITY."""
+    for start in range(0, len(baseline), BLOCK):
+        mean = mean.update(baseline[start : start + BLOCK], experiment[start : start + BLOCK])
         if mean.is_parity:
             return True
     return False
 
 
-def asymptotic(baseline: np.ndarray, experiment: np.ndarray, margin: float) -> bool:
-    """What the self-normalised process says of the same groups: nearly normal sums, which rare groups are not in."""
-    sides = np.stack([(1 + margin) * baseline - experiment, experiment - (1 - margin) * baseline])
-    return bool(normal_log_e_at(SHIFTS[SHIFTS > 0], sides, 32).max(axis=1).min() >= ENOUGH)
+def test_a_process_worked_out_by_hand() -> None:
+    inside = InsideMargin(factors=ALONE).update(np.array([-0.5, 1.5, 0.0]), np.full(3, 0.5), 2.0)
+    # against a mean of 0.5 or more, x = 1, -1 and 0.5: the first bet is 0, the second 0.5 / 1 or its half, at most 0.49
+    first = (math.log1p(-0.49) + math.log1p(0.49 * 0.5), math.log1p(-0.25) + math.log1p(0.25 * 0.5))
+    assert inside.log_wealth[:, 0, 0] == pytest.approx(first)
+    assert inside.largest[0, 0] == 0
+    assert inside.squares[0, 0] == pytest.approx(2.25)
 
 
-@pytest.mark.parametrize(("share", "margins"), [(0.01, 1), (0.01, 2)])
-def test_a_huge_fault_in_hardly_any_group_that_moves_the_mean_out_of_its_margin_is_not_parity(
-    share: float, margins: int
+@settings(max_examples=50, deadline=None, derandomize=True)
+@given(st.lists(st.floats(-1, 1), min_size=1, max_size=60), st.integers(0, 60), st.floats(0.01, 0.5))
+def test_state_carries_over_any_split_and_exchanged_arms_are_the_other_side(
+    values: list[float], cut: int, margin: float
 ) -> None:
-    """And it was: evidence that takes sums for nearly normal calls it parity several times as often as it may."""
-    rng, margin, repetitions = np.random.default_rng(1), 0.05, 200
-    found = taken_for_normal = 0
-    for _ in range(repetitions):
-        baseline, experiment = likelihoods(rng)
-        experiment = np.where(rng.random(GROUPS) < share, experiment * (1 + margins * margin / share), experiment)
-        found += stops_at_parity(baseline, experiment, margin)
-        taken_for_normal += asymptotic(baseline, experiment, margin)
-    assert found / repetitions <= 0.07
-    assert taken_for_normal / repetitions > 0.15
+    differences, margins = np.array(values), np.full(len(values), margin)
+    whole = InsideMargin().update(differences, margins, 1.0)
+    parts = InsideMargin().update(differences[:cut], margins[:cut], 1.0)
+    parts = parts.update(differences[cut:], margins[cut:], 1.0)
+    assert parts.log_wealth == pytest.approx(whole.log_wealth)
+    assert np.isfinite(whole.log_wealth).all()
+    exchanged = InsideMargin().update(-differences, margins, 1.0)
+    assert exchanged.log_wealth == pytest.approx(whole.log_wealth[:, ::-1])
 
 
-@pytest.mark.parametrize("share", [0.004, 0.1])
-def test_no_fault_is_too_rare_where_the_largest_value_is_known(share: float) -> None:
-    """Responses that run on to the cap in so few groups that the mean moves by its margin."""
-    rng, margin, cap, repetitions = np.random.default_rng(2), 0.03, 4096.0, 200
-    mean = float(np.mean(lengths(rng, cap, 20_000)[0]))
-    found = 0
-    for _ in range(repetitions):
-        baseline, experiment = lengths(rng, cap, 2048)
-        longer = experiment + margin * mean / share
-        experiment = np.where(rng.random(2048) < share, np.minimum(longer, cap), experiment)
-        found += is_parity(watched(baseline, experiment, margin, cap))
-    assert found / repetitions <= 0.07
+def rewards(rng: np.random.Generator, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """Group means of eight rewards of 0 or 1 in two equal arms, of prompts that are mostly easy or hard."""
+    chances = rng.beta(0.3, 0.3, shape)
+    baseline, experiment = (rng.binomial(8, chances) / 8 for _ in range(2))
+    return baseline, experiment
 
 
 @pytest.mark.parametrize("sign", [1, -1])
-def test_lengths_that_differ_by_their_margin_everywhere_are_hardly_ever_parity(sign: int) -> None:
-    rng, margin, repetitions = np.random.default_rng(3), 0.05, 200
-    found = 0
-    for _ in range(repetitions):
-        baseline, experiment = lengths(rng, math.inf)
-        found += is_parity(watched(baseline, (1 + sign * margin) * experiment, margin))
-    assert found / repetitions <= 0.05
+def test_a_difference_of_the_margin_is_hardly_ever_parity_and_half_of_it_nearly_always(sign: int) -> None:
+    baseline, experiment = rewards(np.random.default_rng(5), (300, 1024))
+    shares = []
+    for shift in (0.05, 0.025):
+        inside = InsideMargin(factors=ALONE).update(experiment - baseline + sign * shift, np.array(0.05), 1.05)
+        shares.append(float(inside.proven.mean()))
+    assert shares[0] <= 0.05
+    assert shares[1] >= 0.95
 
 
-def test_equal_arms_are_parity_within_the_groups_that_are_said() -> None:
-    rng, margin, repetitions = np.random.default_rng(4), 0.05, 60
-    sample = likelihoods(rng, 20_000)
-    sigma, mean = float(np.std(sample[1] - sample[0])), float(sample[0].mean())
-    groups = groups_for_margin(sigma, margin * mean, CLIP * mean) + FIRST
-    parity = [is_parity(watched(*likelihoods(rng, groups), margin)) for _ in range(repetitions)]
-    assert 450 < groups < 750
-    assert np.mean(parity) >= 0.7
-    # with noise that asks for more than the clip does
-    noisy = rng.normal(1, 0.25, (2, repetitions, 1600))
-    wanted = groups_for_margin(0.25 * math.sqrt(2), 0.05, 2.0)
-    assert wanted < 1600
-    shown = [
-        is_parity(ClippedMargin(0.05, 2.0, True).update(a[:wanted], b[:wanted])) for a, b in zip(*noisy, strict=True)
-    ]
-    assert np.mean(shown) >= 0.7
+@pytest.mark.parametrize("sign", [1, -1])
+def test_rare_events_that_differ_by_their_margin_are_hardly_ever_parity(sign: int) -> None:
+    rng = np.random.default_rng(6)
+    rates = (0.0, 0.02) if sign > 0 else (0.02, 0.0)
+    baseline, experiment = (rng.binomial(8, rate, (400, 1024)) / 8 for rate in rates)
+    inside = InsideMargin(factors=ALONE).update(experiment - baseline, np.array(0.02), 1.0)
+    assert inside.proven.mean() <= 0.05
 
 
-def test_what_is_above_the_clip_counts_as_the_clip_and_is_counted() -> None:
-    found = ClippedMargin(0.1).update(np.full(4, 0.5), np.full(4, 9.0))
-    assert (found.clip, found.clipped, found.log_e) == (0.5 * CLIP, (0, 0), 0.0), "the first groups only set it"
-    found = found.update(np.array([0.5, 6.0]), np.array([4.0, 4.1]))
-    assert found.clipped == (1, 1)
-    assert found.sides is not None and found.sides.above.squares == pytest.approx((0.55 - 4) ** 2 + 0.4**2)
-    nothing = ClippedMargin(0.1).update(np.zeros(4), np.zeros(4))
-    assert nothing.clip is None, "no response has a token yet"
+def test_the_smallest_margin_is_proven_at_every_look_and_never_below_the_truth() -> None:
+    rng, wrong = np.random.default_rng(7), 0
+    sizes = []
+    for _ in range(60):
+        baseline, experiment = rewards(rng, (1024,))
+        mean, missed = Mean(0.05), False
+        for start in range(0, 1024, 128):
+            mean = mean.update(baseline[start : start + 128], experiment[start : start + 128] * 0.96)
+            truth = 0.04 * 0.5
+            missed |= mean.smallest_margin is not None and mean.smallest_margin < truth
+        wrong += missed
+        sizes.append(mean.smallest_margin)
+    assert wrong <= 3
+    assert all(size is not None and size < 0.06 for size in sizes)
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -1.001])
-def test_values_that_could_cost_more_than_all_are_refused(value: float) -> None:
-    with pytest.raises(InputError, match="value 1 of 2"):
-        MarginProcess(1.0).update(np.array([0.0, value]), np.ones(2))
+def test_parity_is_a_proven_margin_no_larger_than_the_stated_one() -> None:
+    baseline, experiment = rewards(np.random.default_rng(8), (600,))
+    mean = Mean(0.05).update(baseline, experiment)
+    assert mean.is_parity and mean.smallest_margin is not None
+    assert mean.smallest_margin <= 0.05
+    assert Mean(mean.smallest_margin).update(baseline, experiment).is_parity, "a reader may apply their own"
+    assert not Mean(mean.smallest_margin / 3).update(baseline, experiment).is_parity
+
+
+def hard_prompts(rng: np.random.Generator, share: float, ratio: float, groups: int) -> tuple[np.ndarray, np.ndarray]:
+    """Likelihoods of easy prompts, alike in both arms, and of a share of hard ones, 60 times as unlikely, that are not.
+
+    The means of all prompts differ by `ratio`.
+    """
+    hard = rng.random(groups) < share
+    level = np.where(hard, 12.0, 0.2)
+    noise = rng.lognormal(0, 0.1, (2, groups))
+    mean = share * 12.0 + (1 - share) * 0.2
+    more = 1 + ratio * mean / (share * 12.0)
+    return level * noise[0], level * noise[1] * np.where(hard, more, 1.0)
+
+
+@pytest.mark.parametrize("share", [0.2, 0.05, 0.02])
+def test_likelihoods_of_a_few_hard_prompts_that_differ_by_their_margin_are_no_parity(share: float) -> None:
+    rng = np.random.default_rng(9)
+    passed = [watched(Mean(0.05, True, None), *hard_prompts(rng, share, 0.05, 768)) for _ in range(40)]
+    assert np.mean(passed) <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 40)
+
+
+def test_likelihoods_without_hard_prompts_reach_parity() -> None:
+    rng = np.random.default_rng(10)
+    levels = rng.lognormal(-1, 0.4, 1024)
+    baseline, experiment = (levels * rng.lognormal(0, 0.1, 1024) for _ in range(2))
+    mean = Mean(0.05, True, None)
+    for start in range(0, 1024, BLOCK):
+        mean = mean.update(baseline[start : start + BLOCK], experiment[start : start + BLOCK])
+    assert mean.is_parity
+
+
+def test_first_groups_say_where_later_ones_are_clipped_and_what_is_clipped_counts_against_parity() -> None:
+    first = Mean(0.1, True, None).update(np.full(4, 0.5), np.full(4, 0.6))
+    assert first.clip == CLIP * 0.5
+    assert first.log_e_parity == 0, "they say nothing else"
+    later = first.update(np.full(4, 0.5), np.array([0.5, 0.5, 0.5, 9.0]))
+    assert later.excess == 9.0 - CLIP * 0.5
+    assert later.clip == 1.25 * 9.0, "what was seen once is no surprise any more"
+    assert Mean(0.1, True, None).update(np.zeros(4), np.zeros(4)).clip is None
+
+
+def test_a_mean_that_moves_through_its_margin_and_on_is_not_parity() -> None:
+    rng = np.random.default_rng(3)
+    noise, baseline = rng.normal(0, 0.1, 1600), np.full(1600, 0.5)
+    # -0.2, then +0.2, with a margin of 0.1: each side of the test is right for a time, and neither mean is inside
+    moved = np.clip(baseline + noise + np.where(np.arange(1600) < 100, -0.2, 0.2), 0, 1)
+    for experiment, parity in ((moved, False), (np.clip(baseline + noise, 0, 1), True)):
+        mean = Mean(0.1).update(baseline, experiment)
+        assert mean.log_e_parity >= ENOUGH
+        assert mean.is_parity is parity
+
+
+def test_constants_ties_and_tiny_numbers_of_groups() -> None:
+    constant = Mean(0.05).update(np.ones(400), np.ones(400))
+    assert constant.is_parity and constant.difference.largest_log_e == 0
+    assert constant.deviation == 0
+    apart = Mean(0.05).update(np.zeros(40), np.full(40, 0.5))
+    assert not apart.is_parity and apart.difference.largest_log_e >= ENOUGH
+    single = Mean(0.05).update(np.zeros(1), np.ones(1))
+    assert not single.is_parity and single.difference.largest_log_e < ENOUGH
+    # A mean of 1 of eight equal rewards may be 1 + 2e-16.
+    assert Mean(0.05, bound=0.1).update(np.zeros(1), np.array([np.nextafter(0.1, 1)])).units == 1
+    with pytest.raises(InputError):
+        Mean(0.05).update(np.zeros(1), np.array([1.1]))
+    assert Mean(0.05).update(np.zeros(0), np.zeros(0)).smallest_margin is None
+
+
+def test_groups_for_a_margin_are_about_those_that_it_takes() -> None:
+    rng = np.random.default_rng(11)
+    expected = groups_for_margin(0.15, 0.03, 1.0)
+    inside = InsideMargin(factors=ALONE).update(rng.normal(0, 0.15, (300, 2 * expected)), np.array(0.03), 1.5)
+    early = InsideMargin(factors=ALONE).update(rng.normal(0, 0.15, (300, expected // 2)), np.array(0.03), 1.5)
+    assert inside.proven.mean() > 0.9 > 0.5 > early.proven.mean()
+    assert FACTORS[FACTORS == 1].size == 1

@@ -1,125 +1,75 @@
-"""Dealing labels inside prompts: distances as scipy has them, kernels worked out by hand, clones beside controls."""
+"""Arm labels dealt inside prompts: known answers, and statistics that see dependence and spread but no shift."""
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
-from scipy import stats
-from scipy.stats import energy_distance
 
 from parity.errors import InputError
-from parity.stats import (
-    GroupValues,
+from parity.evidence.sampling.permutation import (
+    PairMeans,
+    dealt_labels,
+    distance_kernel,
     equality_kernel,
-    independence_tests,
-    pair_contrasts,
-    prefix_kernel,
-    product_kernel,
-    shape_tests,
+    mean_excess,
 )
 
-
-def groups_of(values: np.ndarray) -> GroupValues:
-    return GroupValues("length", tuple(range(len(values))), np.asarray(values, dtype=np.float64))
+SIZE = 8
 
 
-def test_pair_contrasts_worked_out_by_hand() -> None:
+def test_the_observed_deal_comes_first() -> None:
     a, b, c, d, e, f = range(6)
-    contrasts = pair_contrasts(equality_kernel(np.array([[a, d, e, f, a, a, b, c]])))
-    assert contrasts.within_experiment == pytest.approx([1 / 6])
-    assert contrasts.within_baseline == pytest.approx([0])
-    assert contrasts.cross == pytest.approx([2 / 16])
-    assert contrasts.within_minus_cross == pytest.approx([0.0416667], abs=1e-6)
-    assert contrasts.distance == pytest.approx([-0.0833333], abs=1e-6)
+    labels = dealt_labels(1, 4, 500, np.random.default_rng(0))
+    pairs = PairMeans.of(equality_kernel(np.array([[a, d, e, f, a, a, b, c]])), labels)
+    assert (pairs.of_experiment[0, 0], pairs.of_baseline[0, 0], pairs.across[0, 0]) == pytest.approx((1 / 6, 0, 2 / 16))
+    assert pairs.inside[0, 0] == pytest.approx(1 / 24)
+    assert pairs.inside[0, 1:].mean() == pytest.approx(0, abs=0.02)
+    assert pairs.between[0, 1:].mean() == pytest.approx(0, abs=0.02)
 
 
-def test_prefix_kernel_counts_up_to_the_first_difference() -> None:
-    tokens = np.array([[[1, 2, 3, 4], [1, 2, 9, 4], [1, 2, 3, 0], [0, 0, 0, 0]]])
-    kernel = prefix_kernel(tokens, np.array([[4, 4, 3, 0]]))[0]
-    assert kernel[0] == pytest.approx([1, 0.5, 0.75, 0])
-    assert kernel[2] == pytest.approx([0.75, 0.5, 1, 0])
-    assert kernel[3, 3] == 1
+@pytest.mark.parametrize("size", [2, SIZE, 20])
+def test_every_deal_gives_each_arm_as_many_samples(size: int) -> None:
+    labels = dealt_labels(3, size, 50, np.random.default_rng(1))
+    assert labels.shape == (3, 2 * size, 51)
+    assert (labels.sum(axis=1) == size).all()
+    assert (labels[:, size:, 0] == 1).all() and (labels[:, :size, 0] == 0).all()
 
 
-def test_a_kernel_of_another_shape_is_refused() -> None:
-    with pytest.raises(InputError):
-        pair_contrasts(np.zeros((3, 5, 5), np.float32))
+def test_kernels_of_another_shape_are_refused() -> None:
+    labels = dealt_labels(1, 2, 3, np.random.default_rng(0))
+    for shape in ((1, 4), (1, 4, 3), (1, 3, 3), (1, 2, 2)):
+        with pytest.raises(InputError, match="pair kernel"):
+            PairMeans.of(np.ones(shape, np.float32), labels)
 
 
-@pytest.mark.parametrize("rounded", [False, True])
-def test_distances_are_those_of_scipy_with_and_without_ties(rounded: bool) -> None:
-    rng = np.random.default_rng(0)
-    baseline, experiment = rng.normal(0, 3, (20, 4)), rng.normal(0.5, 3, (20, 4))
-    if rounded:
-        baseline, experiment = np.round(baseline), np.round(experiment)
-    found = shape_tests(groups_of(baseline), groups_of(experiment), rng, 19)
-    pooled = baseline.ravel(), experiment.ravel()
-    assert found["kolmogorov_smirnov"].estimate == pytest.approx(stats.ks_2samp(*pooled).statistic)
-    assert found["energy"].estimate == pytest.approx(energy_distance(*pooled), rel=1e-5)
+def observed(values: np.ndarray) -> tuple[float, float]:
+    """Excess of the arms' means, and how much further apart the experiment's samples lie, over what labels give."""
+    labels = dealt_labels(len(values), SIZE, 200, np.random.default_rng(2))
+    excess = mean_excess(values, labels)
+    between = PairMeans.of(distance_kernel(values), labels).between
+    return float(excess[:, 0].mean() - 1), float(between[:, 0].mean())
 
 
-def test_two_points_two_apart_have_energy_distance_two() -> None:
-    found = shape_tests(groups_of(np.zeros((2, 2))), groups_of(np.full((2, 2), 2.0)), np.random.default_rng(0), 9)
-    assert found["energy"].estimate == pytest.approx(2)
-
-
-def test_constants_have_distance_zero_and_p_one() -> None:
-    found = shape_tests(groups_of(np.ones((4, 3))), groups_of(np.ones((4, 3))), np.random.default_rng(0), 99)
-    assert {result.p for result in found.values()} == {1.0}
-
-
-def test_p_values_of_equal_arms_are_uniform_despite_clustered_prompts() -> None:
-    rng = np.random.default_rng(1)
-    p_values = {"kolmogorov_smirnov": [], "energy": [], "distance": []}
-    for _ in range(150):
-        centres = rng.normal(0, 1, (24, 1))
-        baseline, experiment = centres + rng.normal(0, 0.5, (2, 24, 4))
-        found = shape_tests(groups_of(baseline), groups_of(experiment), rng, 99)
-        found |= independence_tests(product_kernel(np.concatenate([baseline, experiment], axis=1)), rng, 99)
-        for name, kept in p_values.items():
-            kept.append(found[name].p)
-    for name, kept in p_values.items():
-        assert np.mean(np.array(kept) <= 0.05) <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 150), name
-        assert np.mean(kept) == pytest.approx(0.5, abs=0.08), name
-
-
-def test_a_wider_arm_of_the_same_mean_is_found_by_its_shape() -> None:
-    rng = np.random.default_rng(2)
-    centres = rng.normal(0, 0.3, (128, 1))
-    baseline, experiment = centres + rng.normal(0, 1, (128, 8)), centres + rng.normal(0, 1.5, (128, 8))
-    found = shape_tests(groups_of(baseline), groups_of(experiment), rng, 199)
-    assert {name for name, result in found.items() if result.p <= 0.01} == set(found)
-
-
-def test_one_cloned_pair_in_a_tenth_of_the_groups_is_found_and_the_control_passes() -> None:
+def test_copies_balanced_samples_and_wider_ones_are_told_apart_and_a_shift_is_none_of_them() -> None:
     rng = np.random.default_rng(3)
-    codes = np.arange(64 * 16).reshape(64, 16)
-    control = independence_tests(equality_kernel(codes), rng, 499)
-    assert control["within_minus_cross"].p == 1.0
-    codes[:7, 9] = codes[:7, 8]
-    assert independence_tests(equality_kernel(codes), rng, 499)["within_minus_cross"].p <= 0.05
+    baseline, experiment = rng.normal(size=(2, 600, SIZE))
+    half = SIZE // 2
+    changed = {
+        "equal": experiment,
+        "copies": np.concatenate([experiment[:, :half]] * 2, axis=1),
+        "balanced": np.concatenate([experiment[:, :half], -experiment[:, :half]], axis=1),
+        "wider": 1.5 * experiment,
+        "shifted": experiment + 0.3,
+    }
+    excess = {name: observed(np.concatenate([baseline, values], axis=1)) for name, values in changed.items()}
+    assert excess["copies"][0] > 0.3
+    assert excess["balanced"][0] < -0.3
+    assert excess["wider"][1] > 0.2
+    for name in ("equal", "shifted"):
+        assert abs(excess[name][0]) < 0.15 and abs(excess[name][1]) < 0.06
 
 
-def test_duplicates_that_low_entropy_makes_in_both_arms_are_no_clones() -> None:
-    rng = np.random.default_rng(4)
-    found = independence_tests(equality_kernel(rng.integers(0, 3, (128, 16))), rng, 499)
-    assert found["within_minus_cross"].p > 0.05
-    assert found["distance"].p > 0.05
-
-
-def test_cloned_rewards_are_dependence_and_not_a_shift() -> None:
-    """Half of a group's samples repeat the other half: the mean stays, the spread inside the group shrinks."""
-    rng = np.random.default_rng(5)
-    baseline, experiment = rng.normal(size=(2, 256, 8))
-    experiment[:, 4:] = experiment[:, :4]
-    found = independence_tests(product_kernel(np.concatenate([baseline, experiment], axis=1)), rng, 199)
-    assert found["within_minus_cross"].p <= 0.01
-
-
-def test_large_groups_are_dealt_without_a_table_of_all_ways() -> None:
-    rng = np.random.default_rng(6)
-    values = rng.normal(size=(4, 32))
-    result = independence_tests(product_kernel(values), rng, 99)["distance"]
-    assert 0 < result.p <= 1
+def test_groups_without_spread_and_an_odd_last_group_say_nothing() -> None:
+    labels = dealt_labels(3, 2, 5, np.random.default_rng(0))
+    assert mean_excess(np.ones((3, 4)), labels) == pytest.approx(np.ones((1, 6)))
+    assert (distance_kernel(np.ones((3, 4))) == 0).all()

@@ -1,109 +1,40 @@
-"""The power that the reference states for single tests at fixed weights, met within its simulation error."""
+"""Power by simulation of the code that decides: all metrics together, and the shares that its rows state."""
 
 from __future__ import annotations
-
-import math
 
 import numpy as np
 import pytest
 
 from parity.errors import UsageError
-from parity.evidence.sampling.power import simulate_fixed_groups, simulate_watched_groups
-from parity.stats import (
-    GroupValues,
-    independence_tests,
-    paired_groups,
-    product_kernel,
-    slot_test,
-)
+from parity.evidence.sampling.power import Stream, power_rows, simulate_groups
 
-REPETITIONS = 100
-TOLERANCE = 3 * math.sqrt(2 * 0.25 / REPETITIONS)  # both this and the stated power come from 100 repetitions
+RNG = np.random.default_rng
 
 
-def of(values: np.ndarray) -> GroupValues:
-    return GroupValues("metric", tuple(range(len(values))), np.asarray(values, dtype=np.float64))
+def test_equal_arms_end_in_parity_and_those_at_the_margin_hardly_ever() -> None:
+    equal, apart, beyond = (
+        simulate_groups([Stream(0.185, 0.03, 1.0, effect)], 2048, RNG(1), 150) for effect in (0.0, 0.03, 0.08)
+    )
+    assert equal.parity.mean() > 0.95 and equal.different.mean() <= 0.05
+    assert apart.parity.mean() <= 0.05
+    assert beyond.different.mean() == 1.0
+    assert equal.needed() == pytest.approx(420, rel=0.25), "1.2 times what a set number of groups takes, 326"
+    assert equal.parity_by(64) == 0.0
+    rows = power_rows(equal, 0.0, (256, 1024))
+    assert [row.groups for row in rows] == [256, 1024, 2048]
+    assert [row.watched for row in rows] == [False, False, True]
+    assert all(row.parity + row.different + row.inconclusive == pytest.approx(1) for row in rows)
 
 
-def rewards(rng: np.random.Generator, groups: int) -> tuple[np.ndarray, np.ndarray]:
-    chances = rng.beta(0.6, 0.6, (groups, 1))
-    baseline, experiment = ((rng.random((groups, 8)) < chances) * 1.0 for _ in range(2))
-    return baseline, experiment
+def test_more_metrics_take_more_groups_and_a_floor_is_kept() -> None:
+    stream = Stream(0.185, 0.05, 1.0)
+    one, five = (simulate_groups([stream] * count, 2048, RNG(2), 150).needed() for count in (1, 5))
+    assert one is not None and five is not None and one < five
+    assert simulate_groups([stream], 2048, RNG(2), 20, fewest=256).needed() == 256
 
 
-def lengths(rng: np.random.Generator, groups: int) -> tuple[np.ndarray, np.ndarray]:
-    scale = rng.lognormal(6, 0.5, (groups, 1))
-    baseline, experiment = (scale * rng.lognormal(0, 0.35, (groups, 8)) for _ in range(2))
-    return baseline, experiment
-
-
-def likelihoods(rng: np.random.Generator, groups: int) -> tuple[np.ndarray, np.ndarray]:
-    level = rng.normal(0.5, 0.1, (groups, 1))
-    baseline, experiment = (level + rng.normal(0, 0.05, (groups, 8)) for _ in range(2))
-    return baseline, experiment
-
-
-@pytest.mark.parametrize(
-    ("draw", "change", "groups", "power"),
-    [
-        (rewards, lambda values: values, 256, 0.05),
-        (rewards, lambda values: values - 0.02, 256, 0.38),
-        (rewards, lambda values: values - 0.02, 1024, 0.92),
-        (rewards, lambda values: values - 0.05, 64, 0.48),
-        (rewards, lambda values: values - 0.05, 256, 0.98),
-        (lengths, lambda values: values, 256, 0.05),
-        (lengths, lambda values: values * 0.99, 1024, 0.46),
-        (lengths, lambda values: values * 0.97, 256, 0.59),
-        (lengths, lambda values: values * 0.97, 1024, 1.0),
-        (likelihoods, lambda values: values * 0.95, 64, 1.0),
-    ],
-    ids=lambda value: str(value) if isinstance(value, (int, float)) else "",
-)
-def test_paired_means(draw, change, groups: int, power: float) -> None:
-    rng = np.random.default_rng(groups)
-    rejected = 0
-    for _ in range(REPETITIONS):
-        baseline, experiment = draw(rng, groups)
-        rejected += paired_groups(of(baseline), of(change(experiment)), 1.0).p_difference < 0.05
-    assert rejected / REPETITIONS == pytest.approx(power, abs=TOLERANCE)
-
-
-@pytest.mark.parametrize(("rise", "groups", "power"), [(0.05, 256, 0.22), (0.05, 1024, 0.79), (0.10, 1024, 1.0)])
-def test_a_favoured_slot(rise: float, groups: int, power: float) -> None:
-    rng = np.random.default_rng(1)
-    rejected = 0
-    for _ in range(REPETITIONS):
-        chances = np.repeat(rng.beta(0.6, 0.6, (groups, 1)), 8, axis=1)
-        chances[:, 0] = np.minimum(chances[:, 0] + rise, 1)
-        rejected += slot_test(of((rng.random(chances.shape) < chances) * 1.0)).p < 0.05
-    assert rejected / REPETITIONS == pytest.approx(power, abs=TOLERANCE)
-
-
-def test_clones_whose_text_was_not_kept_show_in_their_likelihood() -> None:
-    rng, repetitions = np.random.default_rng(2), 12
-    rejected = {"clones": 0, "control": 0}
-    for _ in range(repetitions):
-        baseline, experiment = likelihoods(rng, 1024)
-        cloned = experiment.copy()
-        cloned[:, 1] = cloned[:, 0]
-        for name, values in (("control", experiment), ("clones", cloned)):
-            centred = np.concatenate([baseline, values], axis=1)
-            centred -= centred.mean(axis=1, keepdims=True)
-            rejected[name] += independence_tests(product_kernel(centred), rng, 99)["distance"].p <= 0.05
-    assert rejected["clones"] / repetitions == pytest.approx(0.77, abs=3 * math.sqrt(2 * 0.25 / repetitions))
-    assert rejected["control"] / repetitions <= 0.05 + 3 * math.sqrt(0.05 / repetitions)
-
-
-def test_power_of_a_set_size_and_of_watched_evidence() -> None:
-    rng = np.random.default_rng(3)
-    equal, apart = simulate_fixed_groups(0.185, 733, 0.02, (0.0, 0.02), rng)
-    assert equal.parity == pytest.approx(0.8, abs=0.03)
-    assert apart.parity == pytest.approx(0.05, abs=0.02)
-    same, at_margin, beyond = simulate_watched_groups(0.185, 4096, 0.02, (0.0, 0.02, 0.05), rng, 1.0)
-    assert same.parity > 0.9 and same.different <= 0.05
-    assert at_margin.parity <= 0.05
-    assert beyond.different == 1.0 and beyond.median_groups < 300
-    for row in (equal, apart, same, at_margin, beyond):
-        assert row.parity + row.different + row.inconclusive == pytest.approx(1)
-    with pytest.raises(UsageError):
-        simulate_fixed_groups(0.0, 733, 0.02, (0.0,), rng)
+def test_what_no_sampling_reaches_is_no_number() -> None:
+    assert simulate_groups([Stream(0.5, 0.01, 1.0)], 64, RNG(3), 10).needed() is None
+    for wrong in ((0.0, 0.1, 1.0), (0.1, 0.0, 1.0), (0.1, 0.1, 0.0)):
+        with pytest.raises(UsageError):
+            Stream(*wrong)

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 
 from parity.errors import InputError, UsageError
-from parity.evidence.sampling.permutation import dealt_contrasts, equality_kernel
-from parity.evidence.sampling.watched import ENOUGH, Evidence, Mean
+from parity.evidence.sampling.sequential import ENOUGH
+from parity.evidence.sampling.watched import Evidence, sampling_findings
 from parity.findings import Finding, Status
 from parity.records.samples import Rollout
 
@@ -29,6 +29,7 @@ class Draw:
     rewards: np.ndarray
     likelihoods: np.ndarray
     ids: np.ndarray
+    levels: np.ndarray
 
     def copy_slot(self, groups: np.ndarray, source: int, target: int) -> None:
         for values in (self.rewards, self.likelihoods, self.ids):
@@ -54,7 +55,7 @@ def draw(rng: np.random.Generator, chances: np.ndarray, levels: np.ndarray) -> D
     groups = len(chances)
     rewards = (rng.random((groups, SIZE)) < chances[:, None]) * 1.0
     likelihoods = levels[:, None] + rng.normal(0, 0.05, (groups, SIZE))
-    return Draw(rng, rewards, likelihoods, rng.integers(0, 1 << 20, (groups, SIZE, 3)))
+    return Draw(rng, rewards, likelihoods, rng.integers(0, 1 << 20, (groups, SIZE, 3)), levels)
 
 
 def nothing(_: Draw) -> None:
@@ -62,7 +63,12 @@ def nothing(_: Draw) -> None:
 
 
 def watched(
-    change: Callable[[Draw], object] = nothing, groups: int = 512, seed: int = 0, margins: dict[str, float] = WIDE
+    change: Callable[[Draw], object] = nothing,
+    groups: int = 512,
+    seed: int = 0,
+    margins: dict[str, float] = WIDE,
+    both: Callable[[Draw], object] = nothing,
+    until: Callable[[set[Status]], bool] = lambda statuses: Status.FAIL in statuses or statuses == {Status.PASS},
 ) -> tuple[int, dict[tuple[str, str | None], Finding]]:
     """Groups until something fails or everything passes, and the findings then."""
     rng = np.random.default_rng(seed)
@@ -71,11 +77,13 @@ def watched(
     for start in range(0, groups, BLOCK):
         chances, levels = rng.beta(0.6, 0.6, BLOCK), rng.normal(0.5, 0.1, BLOCK)
         baseline, experiment = draw(rng, chances, levels), draw(rng, chances, levels)
+        for arm in (baseline, experiment):
+            both(arm)
         change(experiment)
         evidence = evidence.update(baseline.rollout(start), experiment.rollout(start), rng)
         found = {(one.check, one.where.field): one for one in evidence.findings()}
         statuses = {one.status for one in found.values()} - {Status.NOT_COMPARED}
-        if Status.FAIL in statuses or statuses == {Status.PASS}:
+        if until(statuses):
             break
     return evidence.groups, found
 
@@ -87,7 +95,7 @@ def failed(found: dict[tuple[str, str | None], Finding]) -> set[tuple[str, str |
 def test_equal_arms_are_at_parity_as_soon_as_there_are_enough_groups() -> None:
     groups, found = watched()
     assert groups <= 320
-    assert {one.status for name, one in found.items() if name[0] != "sampling_shape"} == {Status.PASS}
+    assert {one.status for one in found.values()} == {Status.PASS}
     json.dumps([one.to_json() for one in found.values()], allow_nan=False)
 
 
@@ -118,7 +126,7 @@ def test_clones_are_found_as_dependence_within_their_groups_and_are_no_shift(
     for seed in range(3):
         groups, found = watched(clones, seed=seed)
         assert groups <= most
-        assert {check for check, _ in failed(found)} <= {"sampling_independence", "sampling_spread"}
+        assert {check for check, _ in failed(found)} <= {"sampling_independence", "sampling_spread", "sampling_shape"}
         assert "sampling_independence" in {check for check, _ in failed(found)}
 
 
@@ -137,61 +145,106 @@ def test_a_greedy_slot_is_found_as_a_slot() -> None:
 
     groups, found = watched(be_greedy)
     assert groups <= 64
-    assert failed(found) == {("sampling_slot", "negative_log_likelihood")}
+    assert ("sampling_slot", "negative_log_likelihood") in failed(found)
+    assert {metric for _, metric in failed(found)} == {"negative_log_likelihood"}
 
 
 def test_a_slot_whose_reward_is_a_tenth_higher_is_found_within_1024_groups() -> None:
     def favour(drawn: Draw) -> None:
         drawn.rewards[:, 0] = np.maximum(drawn.rewards[:, 0], drawn.rng.random(BLOCK) < 0.25)
 
-    assert ("sampling_slot", "reward") in failed(watched(favour, groups=1024)[1])
+    _, found = watched(favour, groups=1024, until=lambda statuses: Status.FAIL in statuses)
+    assert ("sampling_slot", "reward") in failed(found)
 
 
-def test_a_shift_inside_its_margin_is_parity() -> None:
+def test_a_shift_inside_its_margin_is_parity_and_is_said() -> None:
     def lower_a_little(drawn: Draw) -> None:
         drawn.likelihoods *= 0.97
 
     _, found = watched(lower_a_little)
     marginal = found["sampling_marginal", "negative_log_likelihood"]
     assert marginal.status is Status.PASS
-    assert marginal.evidence["log_e_difference"] > ENOUGH, "detectable, but smaller than the margin"
-    assert "betting on means up to" in marginal.evidence["method"]
-    # a tenth of the mean, in groups that are clipped at eight times the mean: a share of about 0.1 / 7
-    assert "1.5%" in marginal.message
-    assert found["sampling_marginal", "truncated"].evidence["method"] == "betting on bounded differences"
+    assert marginal.evidence["log_e_corrected"] > ENOUGH, "seen, but smaller than the margin"
+    assert abs(marginal.evidence["estimate"]) < marginal.evidence["smallest_margin"] <= marginal.evidence["margin"]
+    assert "inside the margin" in marginal.message
+
+
+def test_a_difference_inside_its_margin_is_never_different_however_many_groups_see_it() -> None:
+    rng = np.random.default_rng(6)
+    evidence, margins = Evidence.start({"reward": 0.1}), []
+    for start in range(0, 1024, 128):
+        chances, levels = rng.beta(0.6, 0.6, 128), rng.normal(0.5, 0.1, 128)
+        baseline, experiment = draw(rng, chances, levels), draw(rng, chances, levels)
+        experiment.rewards = np.minimum(experiment.rewards + (rng.random((128, SIZE)) < 0.1), 1.0)
+        evidence = evidence.update(baseline.rollout(start), experiment.rollout(start), rng)
+        margins += [one for one in evidence.findings() if one.check in ("sampling_marginal", "sampling_spread")]
+    assert margins[-3].evidence["log_e_corrected"] > ENOUGH
+    assert Status.FAIL not in {one.status for one in margins if one.where.field == "reward"}
 
 
 def test_the_longest_response_there_can_be_leaves_nothing_to_be_clipped() -> None:
     rng = np.random.default_rng(5)
     arms = [draw(rng, np.full(512, 0.5), np.full(512, 0.5)).rollout(0) for _ in range(2)]
-    evidence = Evidence.start(WIDE, max_new_tokens=6).update(*arms, rng)
+    evidence = Evidence.start(WIDE, max_new_tokens=6).update(arms[0], arms[1], rng)
     found = {(one.check, one.where.field): one for one in evidence.findings()}
     length = found["sampling_marginal", "response_length"]
     assert (length.status, length.evidence["units"]) == (Status.PASS, 512)
-    assert "betting on means up to 6" in length.evidence["method"]
-    assert "%" not in length.message.replace("95 %", ""), "no share of groups is beyond what parity speaks of"
+    assert "clip" not in length.evidence
+    assert "clip" in found["sampling_marginal", "negative_log_likelihood"].evidence
 
 
-def test_a_huge_difference_that_was_seen_and_clipped_is_not_parity() -> None:
-    def derail(drawn: Draw) -> None:
-        if drawn.rng.random() < 0.3:
-            drawn.likelihoods[0] = 120.0
+def test_what_is_not_seen_says_from_which_size_on_it_would_have_been() -> None:
+    _, found = watched()
+    slot, copies = found["sampling_slot", "reward"], found["sampling_independence", "output_ids"]
+    for finding in (slot, found["sampling_shape", "negative_log_likelihood"]):
+        assert finding.status is Status.PASS
+        assert finding.evidence["seen_from"] > 0
+    assert copies.status is Status.PASS and copies.evidence["seen_from"] == 0, "no two responses are alike"
+    assert 0.05 < slot.evidence["seen_from"] < 0.5
+    _, few = watched(groups=64)
+    assert few["sampling_slot", "reward"].evidence["seen_from"] > slot.evidence["seen_from"]
 
-    groups, found = watched(derail, groups=1024)
-    marginal = found["sampling_marginal", "negative_log_likelihood"]
-    assert (groups, marginal.status) == (1024, Status.INCONCLUSIVE)
-    assert marginal.evidence["log_e_parity"] < ENOUGH
+
+def sort_by_likelihood(drawn: Draw) -> None:
+    drawn.likelihoods = np.sort(drawn.likelihoods, axis=1)
 
 
-def test_a_mean_that_moves_through_its_margin_and_on_is_not_parity() -> None:
-    rng = np.random.default_rng(3)
-    noise, baseline = rng.normal(0, 0.1, 1600), np.full(1600, 0.5)
-    # -0.2, then +0.2, with a margin of 0.1: each side of the test is right for a time, and neither mean is inside
-    moved = np.clip(baseline + noise + np.where(np.arange(1600) < 100, -0.2, 0.2), 0, 1)
-    for experiment, parity in ((moved, False), (np.clip(baseline + noise, 0, 1), True)):
-        mean = Mean.of(0.1, relative=False, bound=1.0).update(baseline, experiment)
-        assert mean.log_e_parity is not None and mean.log_e_parity >= ENOUGH
-        assert mean.is_parity is parity
+def test_slots_that_both_arms_sort_alike_are_no_difference_and_one_arm_that_sorts_is() -> None:
+    assert ("sampling_slot", "negative_log_likelihood") in failed(watched(sort_by_likelihood)[1])
+    _, found = watched(groups=320, both=sort_by_likelihood)
+    assert not failed(found)
+
+
+def copy_values(drawn: Draw) -> None:
+    """The likelihoods of half of the slots once more, under tokens of their own."""
+    drawn.likelihoods[:, SIZE // 2 :] = drawn.likelihoods[:, : SIZE // 2]
+
+
+def balance_likelihoods(drawn: Draw) -> None:
+    """Samples that lie as far below their prompt's level as others lie above it."""
+    drawn.likelihoods[:, SIZE // 2 :] = 2 * drawn.levels[:, None] - drawn.likelihoods[:, : SIZE // 2]
+
+
+def widen_likelihoods(drawn: Draw) -> None:
+    level = drawn.likelihoods.mean(axis=1, keepdims=True)
+    drawn.likelihoods = level + 1.3 * (drawn.likelihoods - level)
+
+
+@pytest.mark.parametrize(
+    ("change", "most", "checks"),
+    [
+        (copy_values, 160, {"sampling_independence", "sampling_shape"}),
+        (balance_likelihoods, 320, {"sampling_independence", "sampling_shape"}),
+        (widen_likelihoods, 160, {"sampling_shape"}),
+    ],
+)
+def test_dependence_without_equal_tokens_and_another_spread_are_found(
+    change: Callable[[Draw], object], most: int, checks: set[str]
+) -> None:
+    groups, found = watched(change, seed=4)
+    assert groups <= most
+    assert {name for name, _ in failed(found)} <= checks
+    assert {metric for _, metric in failed(found)} == {"negative_log_likelihood"}
 
 
 def test_more_groups_that_it_would_take_are_said() -> None:
@@ -230,49 +283,32 @@ def test_no_group_decides_nothing_and_wrong_questions_are_refused() -> None:
     rng = np.random.default_rng(0)
     baseline, experiment = (draw(rng, np.full(4, 0.5), np.full(4, 0.5)) for _ in range(2))
     experiment.rewards += 5
-    with pytest.raises(InputError, match="scale it first"):
+    with pytest.raises(InputError, match="not between -1 and 1"):
         Evidence.start(WIDE).update(baseline.rollout(0), experiment.rollout(0), rng)
 
 
-def reward_means(rng: np.random.Generator, groups: int) -> tuple[np.ndarray, np.ndarray]:
-    """Means of eight rewards of 0 or 1 in two arms, of prompts of unequal difficulty."""
-    chances = rng.beta(0.6, 0.6, groups)
-    baseline, experiment = rng.binomial(SIZE, chances, (2, groups)) / SIZE
-    return baseline, experiment
+def test_groups_of_a_set_number_are_looked_at_once_whatever_their_order() -> None:
+    rng = np.random.default_rng(7)
+    chances, levels = rng.beta(0.6, 0.6, 320), rng.normal(0.5, 0.1, 320)
+    baseline, experiment = (draw(rng, chances, levels).rollout(0) for _ in range(2))
+    order = rng.permutation(len(experiment))
+    shuffled = Rollout(experiment.table.take(pa.array(order)))
+    first, second = (sampling_findings(baseline, arm, WIDE, np.random.default_rng(0)) for arm in (experiment, shuffled))
+    assert [one.to_json() for one in first] == [one.to_json() for one in second]
+    assert {one.status for one in first} == {Status.PASS}
 
 
-@pytest.mark.parametrize("shift", [0.0, -0.05])
-def test_looked_at_after_every_group_verdicts_on_clustered_rewards_keep_their_error_rates(shift: float) -> None:
-    rng, repetitions = np.random.default_rng(8), 100
-    parity = different = 0
-    for _ in range(repetitions):
-        baseline, experiment = reward_means(rng, 300)
-        # Rewards stay in [-1, 2], where the shift is exact.
-        mean = Mean.of(0.05, False, 3.0).update(baseline, experiment + shift)
-        parity += mean.is_parity
-        different += mean.difference.largest_log_e >= ENOUGH
-    if shift:
-        assert parity / repetitions <= 0.05, "called equal at the margin"
-    else:
-        assert different / repetitions <= 0.05, "called different when equal"
-
-
-def test_constants_ties_and_tiny_numbers_of_groups() -> None:
-    constant = Mean.of(0.05, False, 1.0).update(np.ones(400), np.ones(400))
-    assert constant.is_parity and constant.difference.largest_log_e == 0
-    assert constant.deviation == 0
-    apart = Mean.of(0.05, False, 1.0).update(np.zeros(40), np.full(40, 0.5))
-    assert not apart.is_parity and apart.difference.largest_log_e >= ENOUGH
-    one = Mean.of(0.05, False, 1.0).update(np.zeros(1), np.ones(1))
-    assert not one.is_parity and one.difference.largest_log_e < ENOUGH
-    # A mean of 1 of eight equal rewards may be 1 + 2e-16.
-    assert Mean.of(0.05, False, 0.1).update(np.zeros(1), np.array([np.nextafter(0.1, 1)])).units == 1
-
-
-def test_the_observed_deal_comes_first() -> None:
-    a, b, c, d, e, f = range(6)
-    kernel = equality_kernel(np.array([[a, d, e, f, a, a, b, c]]))
-    statistics = dealt_contrasts(kernel, np.random.default_rng(0), 500)
-    assert statistics.shape == (1, 501)
-    assert statistics[0, 0] == pytest.approx(1 / 24)
-    assert statistics[0, 1:].mean() == pytest.approx(0, abs=0.02)
+def test_arms_that_are_not_of_the_same_groups_are_refused() -> None:
+    rng = np.random.default_rng(0)
+    whole = draw(rng, np.full(4, 0.5), np.full(4, 0.5)).rollout(0)
+    cases = {
+        "7 to 8": whole.table.slice(1),
+        "in one arm only": whole.table.slice(SIZE),
+        "more than once": pa.concat_tables([whole.table.slice(1), whole.table.slice(1, 1)]),
+        "no samples": whole.table.slice(0, 0),
+    }
+    for words, table in cases.items():
+        with pytest.raises(InputError, match=words):
+            sampling_findings(whole, Rollout(table), WIDE, rng)
+    with pytest.raises(UsageError, match="beauty"):
+        sampling_findings(whole, whole, {"beauty": 1.0}, rng)

@@ -129,3 +129,51 @@ def test_a_loss_that_crosses_zero_is_summarised_without_a_logarithm() -> None:
     positive = [of_loss(f"r{k}", rng.lognormal(0, 1, 40)) for k in range(6)]
     (found,) = training_findings(positive[:3], positive[3:], {"train/loss": 5.0})
     assert found.evidence["summary"] == "late median of the log"
+
+
+def falling(rng: np.random.Generator, name: str, steps: int, fall: float) -> RunCurves:
+    """A run whose reward falls from step 60 on."""
+    values = 0.6 + rng.normal(0, 0.02) + rng.normal(0, 0.03, 200) - fall * (np.arange(200) >= 60)
+    curve = Curve(name, "rollout/raw_reward", np.arange(steps), values[:steps])
+    return {curve.metric: curve}
+
+
+@pytest.mark.parametrize("runs", [3, 5])
+def test_a_run_that_was_cut_hides_no_fall_that_came_later(runs: int) -> None:
+    rng, seen = np.random.default_rng(9), []
+    for _ in range(40):
+        baseline = [falling(rng, f"b{k}", 40 if k == 0 else 200, 0.0) for k in range(runs)]
+        experiment = [falling(rng, f"e{k}", 200, 0.2) for k in range(runs)]
+        (found,) = training_findings(baseline, experiment, {"rollout/raw_reward": 0.1})
+        assert found.evidence["cut"] == ["b0"]
+        seen.append(found.status)
+    assert seen.count(Status.PASS) == 0
+    assert seen.count(Status.FAIL) >= 20
+
+
+def test_a_run_that_was_cut_leaves_parity_where_both_ranges_show_it() -> None:
+    rng, passed = np.random.default_rng(10), 0
+    for _ in range(20):
+        baseline = [falling(rng, f"b{k}", 40 if k == 0 else 200, 0.0) for k in range(5)]
+        experiment = [falling(rng, f"e{k}", 200, 0.0) for k in range(5)]
+        (found,) = training_findings(baseline, experiment, {"rollout/raw_reward": 0.1})
+        passed += found.status is Status.PASS
+    assert passed >= 15
+
+
+def gradients(rng: np.random.Generator, name: str, idle: float) -> RunCurves:
+    """Gradient norms, which are 0 in a share of steps."""
+    values = np.exp(rng.normal(0, 0.3, 100)) * (rng.random(100) >= idle)
+    curve = Curve(name, "train/grad_norm", np.arange(100), values)
+    return {curve.metric: curve}
+
+
+def test_gradient_norms_that_are_mostly_0_are_compared_by_the_others() -> None:
+    rng = np.random.default_rng(11)
+    arms = [[gradients(rng, f"{arm}{k}", 0.8) for k in range(5)] for arm in "be"]
+    (found,) = training_findings(*arms, {"train/grad_norm": 0.5})
+    assert found.status is Status.PASS
+    idle = [[gradients(rng, f"{arm}{k}", 1.1) for k in range(3)] for arm in "be"]
+    assert training_findings(*idle, {"train/grad_norm": 0.5})[0].status is Status.NOT_COMPARED
+    (lost,) = training_findings(arms[0], idle[1], {"train/grad_norm": 0.5})
+    assert lost.status is Status.INCONCLUSIVE, "one arm has gradients and the other none"
