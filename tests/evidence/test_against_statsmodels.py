@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from parity.evidence.sampling.groups import cochrans_q
 from statsmodels.duration.survfunc import survdiff
 from statsmodels.stats.contingency_tables import cochrans_q as their_cochrans_q
 from statsmodels.stats.proportion import confint_proportions_2indep
 
-from parity.evidence.sampling.groups import cochrans_q
 from parity.evidence.training.censoring import COMPLETE, Ending, log_rank
 from parity.evidence.training.collapse import newcombe_interval
 
