@@ -6,6 +6,8 @@
 # make check   lint and types
 # make messages  bring the catalogue of messages up to date, after one was added or translated
 # make package  build the wheel and the source archive, into dist/, and check them
+# make crashes  let a run die at every file operation (the tests draw some)
+# make fuzz    give the readers many more bytes than the tests do
 # make docs    write the reference again and build the site, into site/
 # make sglang  set up the real SGLang on the CPU (.venv-sglang, about 3 GB); its tests then run too
 
@@ -17,7 +19,7 @@ SGLANG_INSTALLED := .venv-sglang/.installed
 # a file's tests stay together, since they share what is built for them; tests/conftest.py puts files that take long first
 PYTEST := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: run quick test test-engines bits check messages package docs sglang
+.PHONY: run quick test test-engines bits check messages package docs sglang crashes fuzz
 
 run: $(INSTALLED)
 	$(BIN)/parity run --baseline --experiment native
@@ -58,6 +60,12 @@ package: $(INSTALLED)
 	rm -rf dist
 	$(BIN)/python -m build
 	$(BIN)/twine check --strict dist/*
+
+crashes: $(INSTALLED)
+	PARITY_CRASHES=all $(BIN)/pytest -q tests/runner/test_crashes.py
+
+fuzz: $(INSTALLED)
+	PARITY_FUZZ=3000 $(BIN)/pytest -q --timeout=0 tests/sources/test_fuzz.py
 
 docs: $(INSTALLED)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
