@@ -9,6 +9,7 @@ import os
 import random
 import sys
 import threading
+import time
 import types
 import warnings
 from collections.abc import Callable, Iterator
@@ -35,6 +36,7 @@ class SeededServer:
     def __init__(self) -> None:
         self.info: dict[str, Any] = {}
         self.requests: list[dict[str, Any]] = []
+        self.received: list[float] = []
         self.headers: list[dict[str, str]] = []
         self.refuse: Callable[[dict[str, Any]], tuple[int, Any] | None] = lambda body: None
         self.holds: Callable[[dict[str, Any]], bool] = lambda body: False
@@ -92,6 +94,7 @@ class SeededServer:
     async def _generate(self, request: web.Request) -> web.Response:
         body = await request.json()
         self.requests.append(body)
+        self.received.append(time.time())
         self.headers.append(dict(request.headers))
         if refused := self.refuse(body):
             return web.json_response(refused[1], status=refused[0])

@@ -144,7 +144,7 @@ def test_traces_are_stocks_span_by_span(
                     for one in (e for g in output.samples for s in g for e in s.trace["events"])
                     if one.get("span_id") == event["span_id"] and one["type"] == "span_start"
                 )
-                assert event["ts"] - start >= 0.005  # as long as the engine takes
+                assert any(start <= at <= event["ts"] for at in server.received)  # it holds the request
     assert traces[0] == traces[1]
     assert all(len(trace) > 4 for trace in traces[1])
 
@@ -158,7 +158,8 @@ def test_traces_of_aborted_groups_are_stocks(
         server.holds = lambda body: len(body["input_ids"]) > 5
         changes = {"partial_rollout": True, "rollout_batch_size": 1, "over_sampling_batch_size": 3}
         rollout(function, arguments(**changes), source)
-        kept.append([spans_of(sample) for group in source.given_back for sample in group])
+        # without attributes: a group that the abort overtakes on its way to the engine has none of the engine's numbers
+        kept.append([[event[:3] for event in spans_of(sample)] for group in source.given_back for sample in group])
     assert kept[0] == kept[1]
     started = [event for trace in kept[1] for event in trace if event[0] == "span_start"]
     ended = [event for trace in kept[1] for event in trace if event[0] == "span_end"]
