@@ -155,6 +155,7 @@ def test_traces_of_aborted_groups_are_stocks(
     kept = []
     for function in (slime.generate_rollout, generate_rollout):
         source = data_source(slime.Sample, PROMPTS, N)
+        server._aborting_until = 0.0
         server.holds = lambda body: len(body["input_ids"]) > 5
         changes = {"partial_rollout": True, "rollout_batch_size": 1, "over_sampling_batch_size": 3}
         rollout(function, arguments(**changes), source)
