@@ -185,7 +185,7 @@ class Finding:
     check: str
     level: Level
     status: Status
-    message: str
+    message: Message
     where: Where = Where()
     expected: Any = None
     observed: Any = None
@@ -227,7 +227,7 @@ class Judgement:
     """A verdict, the sentences that it rests on, and what would decide it where it is inconclusive."""
 
     verdict: Verdict
-    reasons: Sequence[str]
+    reasons: Sequence[Message]
     open_question: str = ""
 
 
@@ -286,7 +286,7 @@ def judge(findings: Sequence[Finding]) -> Judgement:
     return Judgement(Verdict.INCONCLUSIVE, reasons)
 
 
-def _failure(finding: Finding) -> str:
+def _failure(finding: Finding) -> Message:
     """A failing finding with its place."""
     if not finding.where.to_json():
         return finding.message

@@ -85,18 +85,20 @@ def _variables(scope: ast.AST) -> dict[str, list[str]]:
     variables: dict[str, list[str]] = {}
     for node in _inside(scope):
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            variables.setdefault(node.targets[0].id, []).extend(_texts(node.value, {}))
+            variables.setdefault(node.targets[0].id, []).extend(_texts(node.value, variables))
     return variables
 
 
 def _texts(node: ast.expr, variables: Mapping[str, Sequence[str]]) -> Sequence[str]:
-    """The texts that an expression may be: a literal, one of two, or a variable that is given some."""
+    """The texts that an expression may be: a literal, one of two, a variable or an entry of a table."""
     match node:
         case ast.Constant(str(text)):
             return [text]
         case ast.IfExp(body=first, orelse=second):
             return [*_texts(first, variables), *_texts(second, variables)]
-        case ast.Name(name):
+        case ast.Dict(values=values):
+            return [text for value in values for text in _texts(value, variables)]
+        case ast.Name(name) | ast.Subscript(value=ast.Name(name)):
             return variables.get(name, [])
     return []
 
@@ -127,9 +129,6 @@ def updated(catalogue: Catalog) -> Catalog:
         revision_date=catalogue.revision_date,
         fuzzy=False,
     )
-    for entry in catalogue:  # until every message is one of a template
-        if entry.id and entry.string:
-            new.add(entry.id, entry.string)
     for template, places in templates().items():
         known = catalogue.get(template)
         new.add(template, known.string if known else "", places)

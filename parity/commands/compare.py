@@ -159,7 +159,7 @@ def judge_curves(findings: Sequence[Finding], defaults: Collection[str] = ()) ->
     training = [finding for finding in findings if finding.level is Level.TRAINING]
     status = status_of_level(training, Level.TRAINING)
     decided = [finding for finding in training if finding.check in ("training_parity", "conditional_parity")]
-    reasons: list[str] = [
+    reasons = [
         Message("{status}: {message}", status=finding.status.words, message=finding.message) for finding in decided
     ]
     reasons += [finding.message for finding in training if finding.check == "worst_case"]

@@ -356,7 +356,7 @@ def _sum(check: str, alike: Sequence[Finding]) -> list[Finding]:
     }
     unit = str(alike[0].evidence.get("unit", "samples"))
     runs = len({finding.where.run for finding in alike})
-    first, passed = alike[0].message, alike[0].status is Status.PASS
+    passed = alike[0].status is Status.PASS
     if passed:
         template = "{checked} in {runs}: {rule}"
     elif counts["not_compared"]:
@@ -370,7 +370,7 @@ def _sum(check: str, alike: Sequence[Finding]) -> list[Finding]:
         all=quantity(counts["checked"] + counts["not_compared"], unit),
         runs=quantity(runs, "runs"),
         rule=term(_RULE_OF_CHECK[check]) if passed else "",
-        reason="" if passed or not isinstance(first, Message) else first.values["missing"],
+        reason="" if passed else alike[0].message.values["missing"],
     )
     return [replace(alike[0], where=Where(), message=message, evidence={**counts, "unit": unit, "runs": runs})]
 

@@ -36,7 +36,7 @@ def metric_finding(
     check: str,
     metric: str,
     status: Status,
-    message: str,
+    message: Message,
     evidence: Mapping[str, Any],
     expected: object = None,
     observed: object = None,

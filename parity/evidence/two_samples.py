@@ -13,7 +13,7 @@ from scipy import stats
 
 from parity.errors import UsageError
 from parity.evidence.values import ALPHA, Floats, Interval, RunValues
-from parity.findings import Verdict, quantity
+from parity.findings import Message, Verdict, quantity
 
 POWER = 0.8
 MOST_PERMUTATIONS = 200_000
@@ -115,7 +115,9 @@ def compare_runs(baseline: RunValues, experiment: RunValues, margin: float) -> R
         sigma=sigma,
         runs_needed=runs_needed(sigma, margin),
         units=(len(baseline), len(experiment)),
-        method=f"{'pooled' if fewest == 1 else 'Welch'} t on one number a run, TOST against ±margin",
+        method=Message("pooled t on one number a run, TOST against ±margin")
+        if fewest == 1
+        else Message("Welch t on one number a run, TOST against ±margin"),
         warnings=tuple(warnings),
     )
 
@@ -134,7 +136,7 @@ def _one_run_each(baseline: RunValues, experiment: RunValues, margin: float) -> 
         sigma=None,
         runs_needed=None,
         units=(1, 1),
-        method="one run an arm: no test",
+        method=Message("one run an arm: no test"),
         warnings=("one run an arm leaves the spread between runs unknown, whatever its number of steps",),
     )
 
@@ -274,7 +276,13 @@ def margin_from_history(
         UsageError: Fewer than three runs, or no spread between them.
     """
     if len(history) < 3 or np.ptp(history.values) == 0:
-        raise UsageError(f"{history.metric}: a margin needs three or more runs that differ, not {len(history)}")
+        raise UsageError(
+            Message(
+                "{metric}: a margin needs three or more runs that differ, not {count}",
+                metric=history.metric,
+                count=len(history),
+            )
+        )
     sigma = float(history.values.std(ddof=1))
     freedom = len(history) - 1
     lower = sigma * float(np.sqrt(freedom / stats.chi2.ppf(confidence, freedom)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from parity.findings import Finding, Message
 from parity.report.document import Report
@@ -18,7 +19,7 @@ def in_language(report: Report, language: Language) -> Report:
         return report
     template_of = catalogue(language)
 
-    def translated(text: str) -> str:
+    def translated(text: Any) -> Any:
         return text.translated(template_of) if isinstance(text, Message) else text
 
     def finding_in(finding: Finding) -> Finding:

@@ -51,6 +51,7 @@ TERMS = (
     *(level.word for level in Level),
     *(status.words for status in Status),
     *("start", "step", "retry", "engine restart", "resume", "abort", "end", "collapse"),
+    *("training parity", "collapse rate", "trajectory difference", "tokens per second"),  # checks without a method
     *("completed", "complete", "early", "aborted", "not recorded"),
 )
 """What events, runs and findings are named by: words of reports that stand in no template."""

@@ -92,7 +92,7 @@ def make_findings() -> list[Finding]:
         "margin": 0.1,
         "units": [3, 3],
         "unit": "run",
-        "method": "Student t on one number a run, TOST against ±margin",
+        "method": "Welch t on one number a run, TOST against ±margin",
     }
     message = "rollout/raw_reward: late mean differs by +0.014 (3 + 3 runs)"
     return [

@@ -70,6 +70,16 @@ def test_each_template_has_the_same_places_for_values_in_chinese():
             assert CHINESE.search(entry.string) or entry.id in SAME or not words, entry.id
 
 
+@pytest.mark.parametrize("language", TRANSLATED)
+def test_every_template_of_the_package_has_a_translation_and_no_other_is_kept(language: str):
+    """`make messages` brings the catalogue up to date and lists what lacks a translation."""
+    known = {str(entry.id) for entry in entries(language) if entry.id and entry.string}
+    templates = set(tool().templates())
+    assert len(templates) > 700
+    assert templates - known == set()
+    assert known - templates == set()
+
+
 def test_a_template_that_is_no_literal_is_refused(tmp_path: Path):
     module = tmp_path / "module.py"
     module.write_text(

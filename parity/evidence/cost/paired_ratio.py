@@ -37,7 +37,7 @@ class RatioResult:
     p: float | None
     units: int
     pairs: int
-    method: str = "mean log ratio of interleaved steps, equally weighted cosine long-run variance, t interval"
+    method: str = Message("mean log ratio of interleaved steps, equally weighted cosine long-run variance, t interval")
     warnings: tuple[str, ...] = ()
     unit: str = "interleaved step"
 

@@ -193,7 +193,7 @@ def mean_finding(check: str, metric: str, mean: Mean, corrected: float, hypothes
     verdict = mean.verdict(corrected)
     proven, needed = mean.smallest_margin, mean.groups_needed
     low, high = mean.interval
-    message: str = Message(
+    message = Message(
         "{metric}: differs by {estimate:+.4g} over {groups} ({interval}, margin ±{margin:.4g}); {proven}",
         metric=metric,
         estimate=mean.estimate,
@@ -219,7 +219,7 @@ def mean_finding(check: str, metric: str, mean: Mean, corrected: float, hypothes
         "groups_needed": needed,
         "unit": "prompt group",
         "units": mean.units,
-        "method": "sign-flip e-process for a difference, betting on bounded means for parity",
+        "method": Message("sign-flip e-process for a difference, betting on bounded means for parity"),
     }
     if mean.clip is not None:
         evidence |= {"clip": mean.clip, "clipped_per_group": mean.excess / max(mean.units, 1)}

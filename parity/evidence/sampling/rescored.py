@@ -111,14 +111,15 @@ def _arm_finding(arm: str, rescored: Rescored) -> Finding:
 def _ratio_finding(baseline: Floats, experiment: Floats) -> Finding:
     metric = "ratio of log-prob differences"
 
-    def not_compared(reason: str) -> Finding:
-        message = Message("{metric}: {reason}", metric=metric, reason=Message(reason))
+    def not_compared(reason: Message) -> Finding:
+        message = Message("{metric}: {reason}", metric=metric, reason=reason)
         return _finding(metric, Status.NOT_COMPARED, message, evidence)
 
     groups = len(baseline)
     evidence: dict[str, Any] = {"units": groups}
     if not groups or not np.isfinite(baseline + experiment).all():
-        return not_compared("some log-probs are NaN or infinite" if groups else "no group was scored again")
+        infinite, none = Message("some log-probs are NaN or infinite"), Message("no group was scored again")
+        return not_compared(infinite if groups else none)
     evidence |= {"baseline": float(baseline.mean()), "experiment": float(experiment.mean())}
     largest = max(evidence["baseline"], evidence["experiment"])
     if largest < ROUNDING:
@@ -129,7 +130,7 @@ def _ratio_finding(baseline: Floats, experiment: Floats) -> Finding:
         )
         return _finding(metric, Status.PASS, message, evidence)
     if groups < 2 or min(baseline.min(), experiment.min()) <= 0:
-        return not_compared("a group has none, so there is no ratio")
+        return not_compared(Message("a group has none, so there is no ratio"))
     logs = np.log(experiment / baseline)
     # A paired t on the logs: 95 % to fail outside, two one-sided tests at 5 % to pass inside.
     error = max(float(logs.std(ddof=1)) / np.sqrt(groups), 1e-12)
@@ -151,5 +152,5 @@ def _ratio_finding(baseline: Floats, experiment: Floats) -> Finding:
     )
     if status is Status.NOT_COMPARED:
         message = Message("{finding}; so few groups leave it open", finding=message)
-    evidence |= {"estimate": ratio, "ci95": [low, high], "method": "paired t on logs of group means"}
+    evidence |= {"estimate": ratio, "ci95": [low, high], "method": Message("paired t on logs of group means")}
     return _finding(metric, status, message, evidence, observed=ratio)

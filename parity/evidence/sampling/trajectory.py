@@ -474,7 +474,7 @@ def _together_finding(trajectory: Trajectory) -> Finding:
         "units": trajectory.groups,
         "unit": "prompt group",
         "checked": trajectory.groups,
-        "method": "sign-flip e-processes, corrected by closed testing",
+        "method": Message("sign-flip e-processes, corrected by closed testing"),
     }
     status = STATUS_OF_VERDICT[trajectory.verdict]
     return Finding("trajectory_evidence", Level.SAMPLING, status, message, evidence=evidence)

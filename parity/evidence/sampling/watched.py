@@ -305,9 +305,9 @@ def _without_margin(
         "log_e_corrected": largest,
         "unit": "prompt group",
         "units": groups,
-        "method": "sign-flip e-process, slots of both arms"
+        "method": Message("sign-flip e-process, slots of both arms")
         if name[0] == "sampling_slot"
-        else "soft-rank e-process, labels dealt inside prompts",
+        else Message("soft-rank e-process, labels dealt inside prompts"),
     }
     return _finding(*name, status, message, evidence, observed=estimate)
 
@@ -335,7 +335,7 @@ def _exchange_finding(name: Name, exchange: ExchangeProcess, largest: float, hyp
     rows = groups // 2 if _WHAT.get(name[1]) is None and name[0] == "sampling_independence" else groups
     estimate = exchange.total / max(rows, 1)
     deviation = float(np.sqrt(exchange.variance / max(rows, 1)))
-    what = Message(_WHAT.get(name[1]) or _WHAT[name[0]], size=estimate)
+    what = Message(_WHAT[name[1] if name[1] in _WHAT else name[0]], size=estimate)
     return _without_margin(
         name, estimate, detectable(hypotheses, rows) * deviation, exchange.log_e, largest, groups, what
     )

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from parity.errors import UsageError
 from parity.evidence.two_samples import all_splits
 from parity.evidence.values import ALPHA, Floats
+from parity.findings import Message
 from parity.metrics import AlignedRuns
 
 FEWEST_RUNS = 4
@@ -38,7 +39,7 @@ class Band:
     half_width: Floats
     outside: tuple[int, ...]
     units: tuple[int, int]
-    method: str = "max-T over smoothed curves, whole runs permuted"
+    method: str = Message("max-T over smoothed curves, whole runs permuted")
     unit: str = "run"
 
 
