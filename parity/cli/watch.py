@@ -60,11 +60,11 @@ def watch(
     """Follows runs that draw the arm of each group.
 
     It stops as soon as the evidence suffices either way. DIRECTORY is an experiment of `parity run` (with --design
-    probe or switchback) or what the patch records inside a host (assignment probe or switchback). Shown are
-    e-values and 95 % confidence sequences of how the arms differ, and breaches of the contract. Both hold at every
-    look: it ends with DIFFERENT once the mean e-value reaches 20 or the contract is broken, and with PARITY once
-    every sequence is inside its margin. Ctrl-C judges what has come so far. Started again, it comes to the same
-    evidence from the same files. It may be started before what it follows.
+    probe or switchback) or what the patch records inside a host (assignment probe or switchback). Shown are how the
+    arms differ, the smallest margin that the data prove, e-values, and breaches of the contract. All hold at every
+    look: it ends with DIFFERENT once a difference beyond its margin has an e-value of 20 or the contract is broken, and
+    with PARITY once every metric is shown to be inside its margin. Ctrl-C judges what has come so far. Started again,
+    it comes to the same evidence from the same files. It may be started before what it follows.
     """
     from parity.commands import watch as watching
     from parity.report.watch import line, print_result, screen

@@ -53,11 +53,7 @@ class SamplingResult:
         }
 
 
-SHARPER = (
-    "Parity is decided by one-sided evidence against either end of the margin, which takes fewer groups than the "
-    "two-sided interval takes to lie inside: that of a mean that passes may reach past its margin."
-)
-COLUMNS = ("metric", "baseline", "experiment", "difference", "95 %", "margin", "finding")
+COLUMNS = ("metric", "baseline", "experiment", "difference", "equal within", "margin", "finding")
 
 
 def print_sampling(result: SamplingResult, console: Console) -> None:
@@ -67,8 +63,6 @@ def print_sampling(result: SamplingResult, console: Console) -> None:
     for finding in marginal(result):
         table.add_row(*map(Text, cells(finding)), style=STATUS_COLOURS[finding.status])
     console.print(table)
-    if is_sharper(result):
-        console.print(Text(SHARPER, style="dim"))
     passing = [finding for finding in others(result) if finding.status is Status.PASS]
     for finding in others(result):
         if finding.status is not Status.PASS:
@@ -100,7 +94,6 @@ def render(result: SamplingResult) -> str:
         f"**{escape(headline(result))}**",
         "## Means by prompt group",
         _table(COLUMNS, [cells(finding) for finding in marginal(result)]),
-        *([SHARPER] if is_sharper(result) else []),
         "## Independence, slots, shape and log-probs",
         _table(("check", "finding", "what was found"), found),
         "## Contract",
@@ -137,17 +130,6 @@ def headline(result: SamplingResult) -> str:
     return f"{sentence} About {quantity(more, 'more groups')} would show parity if the arms are equal; {how}."
 
 
-def is_sharper(result: SamplingResult) -> bool:
-    """Whether a mean passes whose interval reaches past its margin."""
-    return any(
-        finding.status is Status.PASS
-        and (interval := finding.evidence.get("ci95")) is not None
-        and (margin := finding.evidence.get("margin")) is not None
-        and not -margin < interval[0] < interval[1] < margin
-        for finding in marginal(result)
-    )
-
-
 def marginal(result: SamplingResult) -> list[Finding]:
     """The findings on means."""
     return [finding for finding in result.findings if finding.check == "sampling_marginal"]
@@ -178,13 +160,13 @@ def cells(finding: Finding) -> tuple[str, ...]:
     name = str(finding.where.field)
     if "estimate" not in evidence:
         return (name, *[text.NOT_COMPARED] * 5, text.status(finding.status))
-    interval = evidence["ci95"]
+    within = evidence["smallest_margin"]
     return (
         name.replace("_", " "),
         text.number(evidence["baseline"]),
         text.number(evidence["experiment"]),
         text.number(evidence["estimate"], True),
-        "" if interval is None else f"{text.number(interval[0], True)} to {text.number(interval[1], True)}",
+        "" if within is None else f"±{text.number(within)}",
         "" if evidence["margin"] is None else f"±{text.number(evidence['margin'])}",
         text.status(finding.status),
     )
