@@ -9,7 +9,7 @@ from pathlib import Path
 from parity.engines import sglang
 from parity.engines.client import EngineClient
 from parity.engines.fleet import Fleet
-from parity.engines.process import Engine, EngineProcess, Progress
+from parity.engines.process import OWN_IMPORTS, Engine, EngineProcess, Progress
 from parity.engines.remote import RemoteEngine, remote_engine
 from parity.engines.router import check_router
 from parity.errors import UsageError
@@ -81,7 +81,7 @@ def _process(spec: str, engine_id: str, model_path: Path, log_dir: Path, progres
                 *(sys.executable, "-m", "parity.engines.embedded"),
                 *("--model-path", str(model_path), "--host", "127.0.0.1", "--port", str(port)),
             ],
-            environment={"PYTHONUNBUFFERED": "1", "PYTHONPATH": import_path(), "PARITY_API_KEY": ""},
+            environment={**OWN_IMPORTS, "PYTHONUNBUFFERED": "1", "PYTHONPATH": import_path(), "PARITY_API_KEY": ""},
             log_dir=log_dir,
             start_timeout=EMBEDDED_START_TIMEOUT,
             progress=progress,

@@ -27,6 +27,9 @@ LOG_TAIL_LINES = 20
 LAUNCHED = "== "
 """Begins the line that stands in the log before what a launch of the engine writes."""
 
+OWN_IMPORTS = {"PYTHONSAFEPATH": "1"}
+"""Environment of a Python that runs a module: it imports nothing from the folder where the command was called."""
+
 Progress = Callable[[float, str], None]
 """Called while an engine starts, with the seconds so far and the last line that it wrote, if any."""
 
@@ -84,9 +87,7 @@ class EngineProcess:
         self.engine_id = engine_id
         self.log_path = log_dir / f"{engine_id}.log"
         self._command = command
-        # An engine imports nothing from the folder that the command was called in.
-        safe = {"PYTHONSAFEPATH": "1"}
-        self._environment = {k: v for k, v in {**os.environ, **safe, **environment}.items() if v}
+        self._environment = {k: v for k, v in {**os.environ, **environment}.items() if v}
         self._start_timeout = start_timeout
         self._progress = progress
         self._is_healthy = healthy or _answers_health

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 
-from parity.engines.process import HOST
+from parity.engines.process import HOST, OWN_IMPORTS
 from parity.errors import UsageError, install_hint
 from parity.shown import without_secrets
 
@@ -26,6 +26,7 @@ DEFAULT_POLICY = "round_robin"
 START_TIMEOUT = 120.0
 
 ENVIRONMENT = {
+    **OWN_IMPORTS,
     "HF_HUB_OFFLINE": "1",
     # One line a request says to which worker it goes; what it logs of each request otherwise is left out.
     "RUST_LOG": "warn,smg=info,smg::request=warn,smg::response=warn,smg::workflow=warn,smg::observability=debug",

@@ -15,6 +15,7 @@ VENV_PYTHON = Path(".venv-sglang/bin/python")
 START_TIMEOUT = 600.0
 
 ENVIRONMENT = {
+    "PYTHONSAFEPATH": "1",
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
