@@ -13,7 +13,7 @@ import hashlib
 import inspect
 import logging
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from types import CodeType
@@ -135,16 +135,6 @@ def _named(host: str) -> str:
 def _known_versions(host: str) -> str:
     names = {label: None for bodies in BODIES.get(host, {}).values() for label in bodies.values()}
     return ", ".join(names) or "none"
-
-
-def versions_known(host: str, uses: Sequence[Used]) -> Mapping[str, str]:
-    """The revision in which each body was first seen, by function; "unknown" for the others."""
-    known = BODIES.get(host, {})
-    return {
-        _key(use): known.get(_key(use), {}).get(fingerprint(getattr(use.module, use.name)), "unknown")
-        for use in uses
-        if use.body
-    }
 
 
 def _names_in(code: CodeType) -> set[str]:
