@@ -15,7 +15,7 @@ import pytest
 
 from parity.commands.run import assess, merge
 from parity.errors import ParityError, UsageError
-from parity.findings import Finding, Level, Status, Where
+from parity.findings import Finding, Level, Message, Status, Where
 from parity.metrics import rollout_metrics
 from parity.records.exchanges import Exchange
 from parity.records.experiment import ExperimentConfig
@@ -28,7 +28,8 @@ Answer = Callable[[Sequence[Sample]], list[Exchange]]
 
 def finding(status: Status, run: str, checked: int, **place: int) -> Finding:
     evidence = {"checked": checked, "failed": int(status is Status.FAIL), "not_compared": 0, "unit": "groups"}
-    return Finding("output_count", Level.CONTRACT, status, "a message", Where(run, **place), evidence=evidence)
+    message = Message("{checked} samples: {missing}", checked=checked, missing="a message")
+    return Finding("output_count", Level.CONTRACT, status, message, Where(run, **place), evidence=evidence)
 
 
 def test_what_passes_in_every_run_is_one_finding_with_the_counts_added() -> None:

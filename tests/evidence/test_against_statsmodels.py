@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from parity.evidence.sampling.groups import cochrans_q
 from statsmodels.duration.survfunc import survdiff
-from statsmodels.stats.contingency_tables import cochrans_q as their_cochrans_q
 from statsmodels.stats.proportion import confint_proportions_2indep
 
 from parity.evidence.training.censoring import COMPLETE, Ending, log_rank
@@ -20,12 +18,6 @@ def test_newcombes_interval(counts: tuple[tuple[int, int], tuple[int, int]]) -> 
     (k1, n1), (k2, n2) = counts
     theirs = confint_proportions_2indep(k1, n1, k2, n2, method="newcomb", compare="diff")
     assert newcombe_interval(*counts) == pytest.approx(theirs, abs=1e-12)
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_cochrans_q(seed: int) -> None:
-    table = (np.random.default_rng(seed).random((60, 8)) < 0.4).astype(float)
-    assert cochrans_q(table) == pytest.approx(float(their_cochrans_q(table).pvalue), abs=1e-12)
 
 
 @pytest.mark.parametrize("seed", range(6))

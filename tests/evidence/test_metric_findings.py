@@ -76,7 +76,7 @@ def test_an_open_comparison_says_how_many_more_runs_it_takes() -> None:
 def test_a_margin_out_of_reach_and_runs_without_spread_say_so() -> None:
     tiny = training_findings(arm_of_runs("base", 3, 0), arm_of_runs("native", 3, 1), {"rollout/raw_reward": 1e-5})[0]
     assert tiny.evidence["runs_needed"] is None and tiny.evidence["sigma"] > 0
-    assert "1000" in tiny.message
+    assert "1,000" in tiny.message
     constant = [[curves_of_run(f"{arm}{k}", [{"step": s, "m": v} for s in range(30)]) for k in "abc"] for arm, v in AB]
     apart = training_findings(constant[0], constant[1], {"m": 0.1})[0]
     assert apart.status is Status.INCONCLUSIVE

@@ -113,7 +113,10 @@ def unreliable_url(policy_engine: EngineProcess) -> Iterator[str]:
     async def handle(request: web.Request) -> web.StreamResponse:
         nonlocal count
         body = await request.read()
-        async with session.request(request.method, policy_engine.url + request.path_qs, data=body) as answer:
+        kept = {"Content-Type": request.headers["Content-Type"]} if body else {}
+        async with session.request(
+            request.method, policy_engine.url + request.path_qs, data=body, headers=kept
+        ) as answer:
             content = await answer.read()
             if request.path == "/generate":
                 count += 1

@@ -131,7 +131,7 @@ def never_stop(payload: dict[str, Any]) -> None:
         (move_one, "6 of 6 groups failed, the first: a request for 4 samples was answered with 5"),
         (cut_short, "6 of 24 samples did not end at the cap"),
         (end_early, "6 of 24 samples did not end at the cap"),
-        (hold_no_sample, "an answer holds no sample"),
+        (hold_no_sample, "a response has no sample"),
     ],
 )
 def test_work_that_an_engine_does_not_do_is_found(lie, said):

@@ -224,7 +224,8 @@ def test_a_client_that_goes_away_from_a_control_request_leaves_the_engine_runnin
     wait_for(lambda: running(ask, own_engine) == 8)
     for _ in range(30):
         with socket.create_connection((host, int(port))) as connection:
-            head = f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Length: 2\r\n\r\n"
+            kind = "Content-Type: application/json\r\n"
+            head = f"POST {path} HTTP/1.1\r\nHost: {host}\r\n{kind}Content-Length: 2\r\n\r\n"
             connection.sendall(head.encode() + b"{}")
             time.sleep(0.002)
     assert ask(own_engine, "/health") == (200, "")
@@ -245,7 +246,8 @@ def test_a_client_that_goes_away_ends_its_sequences(engine_url, ask):
     host, port = engine_url.removeprefix("http://").split(":")
     body = json.dumps({"input_ids": [1], "sampling_params": LONG | {"n": 4}}).encode()
     with socket.create_connection((host, int(port))) as connection:
-        head = f"POST /generate HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(body)}\r\n\r\n"
+        kind = "Content-Type: application/json\r\n"
+        head = f"POST /generate HTTP/1.1\r\nHost: {host}\r\n{kind}Content-Length: {len(body)}\r\n\r\n"
         connection.sendall(head.encode() + body)
         wait_for(lambda: running(ask, engine_url) == 4)
     wait_for(lambda: running(ask, engine_url) == 0)
