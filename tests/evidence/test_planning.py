@@ -28,13 +28,14 @@ def test_groups_and_runs_of_the_published_designs() -> None:
     # A paired t test of a set number takes 733 groups to show PARITY four times in five; watched evidence takes more.
     assert 733 < metric.watched_groups < 1.75 * 733
     rows = {(row.groups, row.watched, row.effect): row for row in metric.group_power}
-    assert rows[1024, False, 0.0].parity > 0.8
+    assert rows[4096, False, 0.0].parity > 0.8 > rows[256, False, 0.0].parity
     assert rows[4096, False, 0.02].parity <= 0.05
     (paired,) = planned(0.07).metrics
     runs = {(row.runs, row.effect): row for row in paired.run_power}
-    # two standard deviations between runs: .38, .78 and .99 for 3, 5 and 10 runs an arm
-    for count, share in ((3, 0.38), (5, 0.78), (10, 0.99)):
-        assert runs[count, 0.0].parity == pytest.approx(share, abs=0.04)
+    # two standard deviations between runs: Student's test shows .38, .78 and .99 for 3, 5 and 10 runs an arm, and
+    # Welch's, which decides, less from as few runs as 3
+    for count, share in ((3, 0.30), (5, 0.76), (10, 0.99)):
+        assert runs[count, 0.0].parity == pytest.approx(share, abs=0.06)
     assert paired.runs == 6
 
 
@@ -101,7 +102,9 @@ def test_what_never_happened_before_varies_by_nothing_and_is_planned_for() -> No
     assert truncated.watched_groups == pytest.approx(np.log(20) / 0.01, rel=0.12)
     assert truncated.runs == 2
     assert {
-        row.parity for row in truncated.group_power if row.effect == 0 and not row.watched and row.groups >= 256
+        row.parity
+        for row in truncated.group_power
+        if row.effect == 0 and not row.watched and row.groups >= 1024  # 300 are needed
     } == {1.0}
 
 
