@@ -189,6 +189,9 @@ ELSEWHERE = {
         "parity serve --chaos 0.2,seed=7",
     ),
     ("draws more points", "tests/runner/test_crashes.py::"): ("make crashes",),
+    ("simulates for minutes", "tests/evidence/sampling/test_margin.py::"): (
+        "python benchmarks/error_rates.py --repetitions 200 --seconds 120 --write",
+    ),
     ("is refused where an option is a file", "tests/cli/test_ending.py::"): ("parity check *",),
     ("takes a minute", "tests/commands/test_selftest.py::test_the_command_prints_a_line_for_each_and_exits_0"): (
         "parity selftest",
