@@ -10,8 +10,8 @@ from pathlib import Path
 def main() -> None:
     """Runs the command; also where a package of the installation cannot be loaded, an exit code of 1 is a verdict."""
     here = os.getcwd()
-    asked = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    if sys.path[0] in ("", here) and not {"", here} & set(asked[:1]) and Path(__file__).parents[1] != Path(here):
+    added = not getattr(sys.flags, "safe_path", False)  # by `python -m`; what PYTHONPATH names comes after it and stays
+    if added and sys.path[0] in ("", here) and Path(__file__).parents[1] != Path(here):
         del sys.path[0]
     try:
         from parity.cli import main as run
