@@ -8,7 +8,10 @@ from enum import Enum
 from pathlib import PurePath
 from typing import Any
 
-from parity.shown import shown
+from parity.errors import shown
+
+Progress = Callable[[int, int, str], object]
+"""Shows how far some work is: called with the parts done, the parts in all, and what is under way."""
 
 
 class Message(str):

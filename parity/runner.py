@@ -28,7 +28,7 @@ from parity.engines.designs import LIST_TWIN_REACH, choose_designs
 from parity.engines.detection import detect_determinism
 from parity.engines.replaying import replaying_post
 from parity.engines.router import engine_words
-from parity.errors import EngineError, EngineUnavailable, InputError, TrainingError, UsageError
+from parity.errors import EngineError, EngineUnavailable, InputError, TrainingError, UsageError, shown
 from parity.faults import AfterScoring, planting
 from parity.metrics import balance_metrics, rollout_metrics
 from parity.records.exchanges import Exchange
@@ -51,7 +51,6 @@ from parity.records.store import (
     run_store,
     seal_checkpoint,
 )
-from parity.shown import shown
 from parity.trainer.policy import load_tokenizer
 from parity.trainer.rollouts import RolloutResult, generate_rollout
 from parity.trainer.tasks import Task, get_task

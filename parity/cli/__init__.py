@@ -25,8 +25,7 @@ from parity.cli.selftest import selftest
 from parity.cli.serve import serve
 from parity.cli.shared import EXIT_HELP
 from parity.cli.watch import watch
-from parity.errors import ParityError, UsageError
-from parity.shown import shown
+from parity.errors import ParityError, UsageError, shown
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]}, epilog=EXIT_HELP)

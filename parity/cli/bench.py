@@ -17,8 +17,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 from parity.cli.parsing import Command
 from parity.cli.shared import command_line, given_options, new_directory
-from parity.errors import EngineError, UsageError
-from parity.shown import shown
+from parity.errors import EngineError, UsageError, shown
 
 if TYPE_CHECKING:
     from parity.commands.bench import Step  # loads scipy, which takes a second

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from parity.shown import shown
+from parity.errors import shown
 
 
 @dataclass(frozen=True, slots=True)

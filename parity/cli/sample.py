@@ -25,9 +25,8 @@ from parity.cli.shared import (
     tell_github,
     write_file,
 )
-from parity.errors import UsageError
+from parity.errors import UsageError, without_secrets
 from parity.records.margins import SAMPLING, SAMPLING_MEANS, margin_option_help, parse_margins
-from parity.shown import without_secrets
 from parity.trainer.tasks import TASKS
 
 SAMPLING_FILE = "sampling.json"

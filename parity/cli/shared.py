@@ -19,12 +19,11 @@ from rich.console import Console
 from parity.cli.ending import describe_error, exit_of_signal
 from parity.cli.parsing import Named
 from parity.cli.progress import Step, progress
-from parity.errors import EngineError, InputError, ParityError, UsageError
+from parity.errors import EngineError, InputError, ParityError, UsageError, shown
 from parity.findings import Verdict
 from parity.records.experiment import ARMS
 from parity.report.trackers import Targets, check_installed, publish
 from parity.report.words import LANGUAGES, Language, Say, speaker
-from parity.shown import shown
 
 if TYPE_CHECKING:
     from parity.report.document import Report  # imports scipy, which takes seconds

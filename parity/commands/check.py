@@ -30,12 +30,11 @@ from parity.contract_checks import (
     samples_of,
 )
 from parity.errors import InputError, UsageError, did_you_mean
-from parity.findings import Finding, Level, Message, Severity, Status, quantity
+from parity.findings import Finding, Level, Message, Progress, Severity, Status, quantity
 from parity.records.exchanges import Exchange
 from parity.records.json_lines import in_batches
 from parity.records.samples import Rollout, Sample
 from parity.report.checks import CheckResult
-from parity.shown import Progress
 from parity.sources.directories import Omission, dataset_of, find_sources, omission
 from parity.sources.dumps.rows import rollout_of
 from parity.sources.registry import Source

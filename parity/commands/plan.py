@@ -10,7 +10,7 @@ import numpy as np
 
 from parity.errors import NotRecognised, UsageError
 from parity.evidence.planning import MetricSpread, Plan, Setting, group_spreads, merged, plan, run_spreads
-from parity.shown import Progress
+from parity.findings import Progress
 from parity.sources.directories import find_sources
 from parity.sources.registry import read_runs
 

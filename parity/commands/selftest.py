@@ -18,8 +18,7 @@ import numpy as np
 from parity.contract_checks import check_samples
 from parity.faults import CONTROLS, FAULTS, Control, Fault, name_of
 from parity.faults.clean import RULES, clean_prompts, clean_rollout
-from parity.findings import Finding, Status, quantity
-from parity.shown import Progress
+from parity.findings import Finding, Progress, Status, quantity
 
 SEED = 2026
 CLEAN_RUNS, CLEAN_STEPS, CLEAN_GROUPS = 200, 4, 16

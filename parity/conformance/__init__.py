@@ -16,8 +16,7 @@ from parity.contract_checks import Rules, check_exchanges
 from parity.engines.client import EngineClient
 from parity.engines.remote import remote_engine
 from parity.errors import EngineError
-from parity.findings import Finding, Level, Message, Severity, Status, Where, quantity
-from parity.shown import Progress
+from parity.findings import Finding, Level, Message, Progress, Severity, Status, Where, quantity
 from rollout_patch import RequestFailed
 
 __all__ = ["CASES", "ConformanceCase", "check_engine"]

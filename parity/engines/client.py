@@ -17,9 +17,9 @@ from typing import Any
 import aiohttp
 import orjson
 
-from parity import budgets
-from parity.budgets import decode_json
 from parity.errors import EngineError, EngineUnavailable, InputError, UsageError
+from parity.records import budgets
+from parity.records.budgets import decode_json
 from rollout_patch import Capabilities, RequestFailed
 
 CONNECT_SECONDS = 10.0

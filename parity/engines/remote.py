@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from urllib.parse import SplitResult, urlsplit
 
 from parity.engines.client import DEFAULT_WAITS, EngineClient, Waits
-from parity.errors import EngineError, UsageError
-from parity.shown import MASK
+from parity.errors import MASK, EngineError, UsageError
 
 RECOVERY_SECONDS = 60.0
 """How long a deployment may take to be healthy again, as after a restart of its own."""

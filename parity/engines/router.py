@@ -16,8 +16,7 @@ from contextlib import closing
 from pathlib import Path
 
 from parity.engines.process import HOST, OWN_IMPORTS
-from parity.errors import UsageError, install_hint
-from parity.shown import without_secrets
+from parity.errors import UsageError, install_hint, without_secrets
 
 REQUEST_ID = "X-Request-ID"
 ROUTING_KEY = "X-SMG-Routing-Key"

@@ -8,9 +8,8 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from parity.errors import UsageError
+from parity.errors import UsageError, without_secrets
 from parity.records.experiment import ARMS
-from parity.shown import without_secrets
 
 Count = Annotated[int, Meta(ge=0)]
 Amount = Annotated[float, Meta(ge=0)]

@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from parity.errors import InputError, UsageError
+from parity.errors import InputError, UsageError, without_secrets
 from parity.records.margins import PROBE_SHARE, RUN, check_margin
 from parity.records.training_config import TrainingConfig
-from parity.shown import without_secrets
 
 ARMS = ("per-sample", "batched", "native")
 """The ways of asking for a group: n requests, one request with a list of n prompts, one request with `n`."""

@@ -12,8 +12,8 @@ from typing import Any, BinaryIO, cast
 import orjson
 import pyarrow as pa
 
-from parity.budgets import check_elements, check_regular
 from parity.errors import CutOff, InputError
+from parity.records.budgets import check_elements, check_regular
 
 LONGEST_LINE = 1 << 28
 """Bytes of the longest line that is read: some 7 million tokens with their log-probs."""

@@ -8,9 +8,8 @@ from typing import Any
 
 import msgspec
 
-from parity.errors import InputError
+from parity.errors import InputError, without_secrets
 from parity.records.margins import SAMPLING_MEANS
-from parity.shown import without_secrets
 
 BLOCK = 32
 """Prompts sampled at once; the evidence is evaluated after each block."""

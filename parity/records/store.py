@@ -29,8 +29,8 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from parity.budgets import check_elements, check_regular
 from parity.errors import InputError, UsageError
+from parity.records.budgets import check_elements, check_regular
 from parity.records.exchanges import Exchange, read_exchanges
 from parity.records.samples import Rollout
 

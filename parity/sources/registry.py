@@ -13,9 +13,9 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from parity.budgets import exceeded, limited_memory, within_memory
 from parity.errors import InputError, NotRecognised, OverBudget, UsageError
 from parity.metrics import curves_of_points
+from parity.records.budgets import exceeded, limited_memory, within_memory
 from parity.records.exchanges import Exchange, read_exchanges
 from parity.records.json_lines import compression_of, open_plain, read_lines
 from parity.records.samples import Rollout

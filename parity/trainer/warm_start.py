@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast, Qwen2_5_VLConfig
 
 from parity.errors import UsageError
-from parity.shown import Progress
+from parity.findings import Progress
 from parity.trainer.batching import ImageTensors, pad, response_logits
 from parity.trainer.determinism import deterministic
 from parity.trainer.images import images_of, pad_with_images

@@ -15,11 +15,10 @@ from hypothesis import HealthCheck, example, given, seed, settings
 from hypothesis import strategies as st
 
 from parity.engines.answers import damage_of
-from parity.errors import ParityError
+from parity.errors import MASK, ParityError, shown
 from parity.findings import Message
 from parity.records.exchanges import Exchange
 from parity.records.experiment import ExperimentConfig
-from parity.shown import MASK, shown
 from parity.sources.registry import open_source, read_runs
 
 EXAMPLES = int(os.environ.get("PARITY_FUZZ", "12"))

@@ -18,8 +18,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from parity import budgets
 from parity.errors import InputError, OverBudget
+from parity.records import budgets
 from parity.sources.curves.logs import read_log
 from parity.sources.registry import open_source, read_runs
 

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from parity.budgets import check_elements, check_unpacked
 from parity.errors import InputError, UsageError, install_hint
 from parity.metrics import Point
+from parity.records.budgets import check_elements, check_unpacked
 from parity.records.json_lines import LONGEST_LINE
 from parity.sources.curves.recorded_runs import LARGEST_STEP, RecordedCurves, number, sentences
 

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from parity.budgets import check_elements, check_regular, exceeded, unpacked_bytes
 from parity.errors import InputError, OverBudget
 from parity.metrics import Point
+from parity.records.budgets import check_elements, check_regular, exceeded, unpacked_bytes
 from parity.sources.curves.metric_lines import numbered, read_records
 from parity.sources.curves.recorded_runs import COMPLETED, RecordedCurves, points_of, sentences
 

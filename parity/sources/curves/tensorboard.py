@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from parity.budgets import check_regular
 from parity.errors import InputError, UsageError, install_hint
 from parity.metrics import Point
+from parity.records.budgets import check_regular
 from parity.sources.curves.recorded_runs import RecordedCurves, sentences
 
 EVENT_FILE = "*tfevents*"

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from parity.budgets import check_unpacked, exceeded
 from parity.errors import InputError, OverBudget, UsageError, install_hint
+from parity.records.budgets import check_unpacked, exceeded
 
 _REFUSED = re.compile(r"(?:GLOBAL|global) [`']?([\w.]+)")
 _SAID = re.compile(r"WeightsUnpickler error:\s*(.+)")
