@@ -30,12 +30,14 @@ def test_paired_training_on_the_real_engine(parity: Parity, tmp_path: Path) -> N
     report = json.loads((out / "report" / "report.json").read_bytes())
     assert report["verdict"] == "PARITY"
     # it cannot seed, so a recording takes the twin's place
-    assert json.loads((out / "experiment.json").read_bytes())["designs"] == ["replay", "paired"]
+    experiment = json.loads((out / "experiment.json").read_bytes())
+    # it cannot seed, so a recording takes the twin's place
+    assert experiment["designs"] == ["replay", "paired"]
     native = run_store(out, "native-seed1")
     for step, row in enumerate(native.metrics()):
         assert row["perf/requests"] == 4
         assert row["train/train_rollout_logprob_abs_diff"] < 1e-4, "the engine samples from the trainer's weights"
         versions = native.rollout(step).table.column("weight_versions").to_pylist()
-        assert {tuple(version) for version in versions} == {(f"native-seed1-step{step}",)}
+        assert {tuple(version) for version in versions} == {(f"{experiment['nonce']}-native-seed1-step{step}",)}
     assert len(started) >= 4, "a supervisor, the server, its scheduler and its detokenizer"
     assert not [child for child in started if child.is_running()], "no process may be left behind"
