@@ -10,29 +10,31 @@
 # make fuzz    give the readers many more bytes than the tests do
 # make docs    write the reference again and build the site, into site/
 # make sglang  set up the real SGLang on the CPU (.venv-sglang, about 3 GB); its tests then run too
+# make vllm    set up the real vLLM on the CPU (.venv-vllm, about 2 GB); its tests then run too
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 SGLANG_INSTALLED := .venv-sglang/.installed
+VLLM_INSTALLED := .venv-vllm/.installed
 # a file's tests stay together, since they share what is built for them; tests/conftest.py puts files that take long first
 PYTEST := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: run quick test test-engines bits check messages package docs sglang crashes fuzz
+.PHONY: run quick test test-engines bits check messages package docs sglang vllm crashes fuzz
 
 run: $(INSTALLED)
 	$(BIN)/parity run --baseline --experiment native
 
 test: $(INSTALLED)
-	$(PYTEST) -m 'not sglang and not ray'
+	$(PYTEST) -m 'not sglang and not vllm and not ray'
 
 quick: $(INSTALLED)
-	$(PYTEST) -m 'not sglang and not ray and not slow'
+	$(PYTEST) -m 'not sglang and not vllm and not ray and not slow'
 
-# alone, since SGLang sizes its memory by what is free while it starts
+# one after the other, since SGLang sizes its memory by what is free while it starts
 test-engines: $(INSTALLED)
-	$(BIN)/pytest -m 'sglang or ray'
+	$(BIN)/pytest -m 'sglang or vllm or ray'
 
 # Torch, MKL and oneDNN each choose their kernels by the processor; a limit here makes them choose as on an older one.
 bits: $(INSTALLED)
@@ -74,12 +76,14 @@ docs: $(INSTALLED)
 
 sglang: $(SGLANG_INSTALLED)
 
+vllm: $(VLLM_INSTALLED)
+
 $(INSTALLED): pyproject.toml constraints.txt
 	@echo "installing into $(VENV), some minutes and about 2 GB"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
-$(SGLANG_INSTALLED): $(wildcard tools/sglang_cpu/*)
-	$(PYTHON) tools/sglang_cpu/install.py .venv-sglang
+$(SGLANG_INSTALLED) $(VLLM_INSTALLED): .venv-%/.installed: tools/engines_cpu/install.py tools/engines_cpu/%.txt
+	$(PYTHON) tools/engines_cpu/install.py $* .venv-$*
 	touch $@

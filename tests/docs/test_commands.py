@@ -271,7 +271,7 @@ ELSEWHERE = {
         "tests/docs/test_docs.py::test_the_reference_has_every_check_and_its_faults",
     ): ("python tools/reference.py",),
     ("installs", ".ci/run"): (
-        *("make sglang", "make check", "make test", "make test-engines", "make bits"),
+        *("make sglang", "make vllm", "make check", "make test", "make test-engines", "make bits"),
         "apt-get install chromium",
     ),
     (

