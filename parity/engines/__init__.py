@@ -1,4 +1,4 @@
-"""Who answers /generate: the embedded engine, the real SGLang, several of either behind the real router, or a URL."""
+"""Who answers: the embedded engine, the real SGLang or vLLM, several of one behind its real router, or a URL."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from parity.engines import sglang
+from parity.engines import installed, sglang, vllm
 from parity.engines.client import EngineClient
 from parity.engines.fleet import Fleet
 from parity.engines.process import OWN_IMPORTS, Engine, EngineProcess, Progress
@@ -32,7 +32,7 @@ def open_engine(
     """Starts an engine and blocks until it is healthy; or refers to one that somebody else runs.
 
     Args:
-        spec: `embedded`, `sglang`, or the URL of a deployment.
+        spec: `embedded`, `sglang`, `vllm`, or the URL of a deployment.
         model_path: The Hugging Face checkpoint to serve; not looked at for a URL.
         log_dir: Where the engine's log is appended to.
         control: Whether the control endpoints of a deployment at a URL may be used; an engine started here is always
@@ -86,14 +86,17 @@ def _process(spec: str, engine_id: str, model_path: Path, log_dir: Path, progres
             start_timeout=EMBEDDED_START_TIMEOUT,
             progress=progress,
         )
-    if spec == "sglang":
-        python = sglang.find_python()
+    if real := _REAL.get(spec):
+        python = installed.find_python(spec)
         return EngineProcess(
             engine_id,
-            lambda port: sglang.command(python, model_path, port),
-            environment=sglang.ENVIRONMENT,
+            lambda port: real.command(python, model_path, port),
+            environment=real.ENVIRONMENT,
             log_dir=log_dir,
-            start_timeout=sglang.START_TIMEOUT,
+            start_timeout=installed.START_TIMEOUT,
             progress=progress,
         )
-    raise UsageError(f"no engine {spec!r}: expected embedded, sglang or a URL")
+    raise UsageError(f"no engine {spec!r}: expected embedded, {', '.join(_REAL)} or a URL")
+
+
+_REAL = {"sglang": sglang, "vllm": vllm}

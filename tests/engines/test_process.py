@@ -199,11 +199,12 @@ def test_an_engine_process_is_an_engine(engines):
 
 
 def test_an_unknown_engine_is_a_usage_error(tmp_path):
-    with pytest.raises(UsageError, match=r"'vllm'.*embedded, sglang or a URL"):
-        open_engine("vllm", tmp_path, tmp_path)
+    with pytest.raises(UsageError, match=r"'tgi'.*embedded, sglang, vllm or a URL"):
+        open_engine("tgi", tmp_path, tmp_path)
 
 
-def test_without_an_sglang_environment_the_error_says_how_to_get_one(tmp_path, monkeypatch):
-    monkeypatch.setenv("PARITY_SGLANG_PYTHON", str(tmp_path / "python"))
-    with pytest.raises(EngineError, match=r"make sglang"):
-        open_engine("sglang", tmp_path, tmp_path)
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+def test_without_an_environment_of_the_engine_the_error_says_how_to_get_one(tmp_path, monkeypatch, engine):
+    monkeypatch.setenv(f"PARITY_{engine.upper()}_PYTHON", str(tmp_path / "python"))
+    with pytest.raises(EngineError, match=rf"make {engine}"):
+        open_engine(engine, tmp_path, tmp_path)

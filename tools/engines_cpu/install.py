@@ -1,9 +1,9 @@
-"""Sets up a virtual environment in which a real engine serves on a CPU: ``install.py sglang DIR``, ``install.py vllm DIR``.
+"""Sets up an environment in which a real engine serves on a CPU: ``install.py sglang|vllm DIR``.
 
-An engine's own requirements pull gigabytes of CUDA. Here every package it needs on a CPU is pinned, in a file beside this
-one, and installed without dependencies; what only matters on a GPU is satisfied. Safe to run again: what is there is kept,
-and a changed recipe is installed over it. Takes one to three minutes and 2 to 3 GB. Needs Python 3.11 or 3.12, and a CPU
-build of torch that pip can find: point PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS at one.
+An engine's own requirements pull gigabytes of CUDA. Here every package it needs on a CPU is pinned, in a file beside
+this one, and installed without dependencies; what only matters on a GPU is satisfied. Safe to run again: what is there
+is kept, and a changed recipe is installed over it. Takes one to three minutes and 2 to 3 GB. Needs Python 3.11 or 3.12,
+and a CPU build of torch that pip can find: point PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS at one.
 """
 
 from __future__ import annotations
