@@ -12,14 +12,22 @@ from tempfile import TemporaryDirectory
 
 import click
 
-from parity.cli.parsing import Command
+from parity.cli.parsing import Command, Named
 from parity.cli.shared import cache_directory
+from parity.errors import UsageError
 from parity.trainer.tasks import TASKS, get_task
+
+ENGINE_FAULTS = (
+    *("bfloat16-weights", "int8-weights", "temperature-off", "top-p-ignored", "wrong-rotary-base"),
+    *("stale-prefix-cache", "old-weights", "logprobs-before-temperature", "batch-dependent"),
+)
+"""Those of `parity.engines.embedded.faults`, which imports torch."""
 
 EXAMPLES = """\b
 Examples:
   parity serve
   parity serve --model-path my-qwen2 --port 30001
+  parity serve --fault int8-weights
   parity serve --chaos 0.2,seed=7,hold=5
 """
 
@@ -50,10 +58,28 @@ Examples:
     metavar="SPEC",
     help="Disturb a share of all requests, as a test of whoever asks: SHARE[,seed=N][,kinds=KIND+KIND][,hold=SECONDS].",
 )
+@click.option(
+    "--fault",
+    type=Named(ENGINE_FAULTS),
+    metavar="NAME",
+    help=f"Plant a defect, as a test of whoever compares engines: {', '.join(ENGINE_FAULTS)}.",
+)
+@click.option(
+    "--max-running", type=click.IntRange(1), default=512, show_default=True, help="Sequences that run at once."
+)
 def serve(
-    model_path: Path | None, task: str, host: str, port: int, weights_under: Path | None, chaos: str | None
+    model_path: Path | None,
+    task: str,
+    host: str,
+    port: int,
+    weights_under: Path | None,
+    chaos: str | None,
+    fault: str | None,
+    max_running: int,
 ) -> None:
     """Runs the embedded engine alone, speaking SGLang's protocol."""
+    if chaos is not None and (fault is not None or max_running != 512):
+        raise UsageError("--chaos disturbs an engine as it is: leave out --fault and --max-running")
     from parity.engines.chaos import Chaos, ChaosProxy, serve_chaos
     from parity.engines.embedded.guard import Guard
 
@@ -65,6 +91,7 @@ def serve(
         model_path = prepare_policy(get_task(task), cache_directory(), partial(click.echo, err=True))
     if injected is None:
         arguments = ["--model-path", str(model_path), "--host", host, "--port", str(port)]
+        arguments += ["--max-running-requests", str(max_running), *([] if fault is None else ["--fault", fault])]
         arguments += [] if weights_under is None else ["--weights-under", str(weights_under)]
         safe = (
             ["-P"] if sys.version_info >= (3, 11) else []

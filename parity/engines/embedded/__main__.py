@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from aiohttp import web
 
+from parity.engines.embedded.faults import FAULTS
 from parity.engines.embedded.guard import Guard
 from parity.engines.embedded.model import CheckpointError
 from parity.engines.embedded.server import ServedModel, build_app
@@ -31,6 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, default=2, help="threads of the forward pass")
     parser.add_argument("--max-running-requests", type=int, default=512, help="sequences that run at once")
     parser.add_argument("--weights-under", type=Path, help="the one directory that weights may be loaded from")
+    parser.add_argument("--fault", choices=list(FAULTS), help="plant a defect")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
@@ -39,7 +41,13 @@ def main(arguments: list[str] | None = None) -> int:
         guard = Guard.of(options.host, os.environ.get("PARITY_API_KEY", ""), options.weights_under)
         asyncio.run(
             _serve(
-                options.model_path, options.host, options.port, options.port_file, options.max_running_requests, guard
+                options.model_path,
+                options.host,
+                options.port,
+                options.port_file,
+                options.max_running_requests,
+                guard,
+                options.fault,
             )
         )
     except (CheckpointError, UsageError, OSError) as error:
@@ -48,11 +56,15 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-async def _serve(path: Path, host: str, port: int, port_file: Path | None, max_running: int, guard: Guard) -> None:
+async def _serve(
+    path: Path, host: str, port: int, port_file: Path | None, max_running: int, guard: Guard, fault: str | None
+) -> None:
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     engine = ServedModel(path, max_running)
+    if fault is not None:
+        FAULTS[fault][1](engine)
     runner = web.AppRunner(build_app(engine, guard), handler_cancellation=True, shutdown_timeout=0.5)
     await runner.setup()
     site = web.TCPSite(runner, host, port)

@@ -96,7 +96,7 @@ class Model:
             raise CheckpointError(f"{path}: weights missing: {missing[:4]} ({len(missing)} in all)")
         self._lm: Any = model.double().eval().requires_grad_(False)
         self._decoder: Any = self._lm.model.language_model if self.has_vision else self._lm.model
-        self._check_weights(self._weights(), path)
+        self._check_weights(self.weights(), path)
         self.context_length: int = self.config.max_position_embeddings
         self.vocabulary_size: int = self.config.vocab_size
         self.layers: int = self.config.num_hidden_layers
@@ -124,6 +124,10 @@ class Model:
         axes = [number % 3 for number, width in enumerate(sections) for _ in range(width)] * 2
         cosines, sines = self._decoder.rotary_emb(like, positions)
         self._decoder.rotary_emb = _RotaryTable(cosines, sines, axes)
+
+    def rotary_tables(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosines and sines that the model looks up, (..., positions, head_dim), as they are."""
+        return self._decoder.rotary_emb.cosines, self._decoder.rotary_emb.sines
 
     def new_slab(self, rows: int, columns: int) -> torch.Tensor:
         """A slab of zeros, whose pages cost memory only once they are written."""
@@ -189,7 +193,7 @@ class Model:
             not finite.
         """
         _same_shape(self.whole_config, _read_config(path), path)
-        own = self._weights()
+        own = self.weights()
         new = {_name_on_disk(name): tensor for name, tensor in _read_safetensors(path).items()}
         tied = {"lm_head.weight"} if self.whole_config.tie_word_embeddings else set()
         if wrong := sorted((set(own) ^ set(new)) - tied):
@@ -206,9 +210,10 @@ class Model:
 
     def digests(self) -> dict[str, str]:
         """The SHA-256 of each weight by its name on disk."""
-        return {name: sha256(tensor.numpy().tobytes()).hexdigest() for name, tensor in self._weights().items()}
+        return {name: sha256(tensor.numpy().tobytes()).hexdigest() for name, tensor in self.weights().items()}
 
-    def _weights(self) -> dict[str, torch.Tensor]:
+    def weights(self) -> dict[str, torch.Tensor]:
+        """The weights themselves, by their name on disk."""
         return {_name_on_disk(name): tensor for name, tensor in self._lm.state_dict().items()}
 
     def _check_weights(self, weights: dict[str, torch.Tensor], path: Path) -> None:
@@ -254,16 +259,16 @@ class _RotaryTable(nn.Module):
 
     def __init__(self, cosines: torch.Tensor, sines: torch.Tensor, axes: list[int]) -> None:
         super().__init__()
-        self._cosines = cosines[0].clone()
-        self._sines = sines[0].clone()
+        self.cosines = cosines[0].clone()
+        self.sines = sines[0].clone()
         self._axes = axes
 
     def forward(self, _: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         if not self._axes:
-            return self._cosines[position_ids], self._sines[position_ids]
+            return self.cosines[position_ids], self.sines[position_ids]
         places = position_ids[self._axes].movedim(0, -1)
         dimensions = torch.arange(len(self._axes))
-        return self._cosines[places, dimensions], self._sines[places, dimensions]
+        return self.cosines[places, dimensions], self.sines[places, dimensions]
 
 
 def _attention(

@@ -77,6 +77,7 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.paused = False
+        self.draw = sample
         self._stop_ids = frozenset(stop_ids)
         self._stop_text = stop_text
         self._deliver = deliver
@@ -163,7 +164,7 @@ class Scheduler:
         """Forgets all prefixes and images, unless sequences are running, or waiting to without a pause."""
         if self.running or (self.waiting and not self.paused):
             return False
-        self._forget()
+        self.forget()
         return True
 
     def update_weights(self, path: Path, version: str | None) -> None:
@@ -173,7 +174,7 @@ class Scheduler:
             CheckpointError: The checkpoint cannot be taken; the old weights stay.
         """
         self.model.load(path)
-        self._forget()
+        self.forget()
         if version is None:
             return
         self.weight_version = version
@@ -183,7 +184,8 @@ class Scheduler:
             if sequence.started:
                 sequence.versions.append((version, len(sequence.output_ids)))
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
+        """Forgets all prefixes and images, whatever runs."""
         self._prefixes.clear()
         self.features.clear()
 
@@ -227,7 +229,7 @@ class Scheduler:
         """Samples the next token of every row from `first` on, and ends those that are done."""
         here = slice(first, len(self.running))
         rows = self._rows.state[here]
-        tokens, logprobs = sample(
+        tokens, logprobs = self.draw(
             logits, rows["temperature"], rows["top_k"], rows["top_p"], rows["min_p"], rows["seed"], rows["length"]
         )
         each = np.arange(len(rows))
@@ -310,7 +312,7 @@ class Scheduler:
         for sequence in everyone:
             if sequence not in ended:
                 self._finish(sequence, _failure(message))
-        self._forget()
+        self.forget()
         self._rows = Rows(self.model, 1, self.max_running)
 
     # Prefill.
