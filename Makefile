@@ -3,7 +3,8 @@
 # make test    set up and run the tests, without real engines and Ray
 # make test-engines  the tests of the real engines that are set up here, and of clusters of Ray
 # make bits    run the tests that hold arithmetic to the bit, under each kind of kernel that this processor has
-# make check   lint and types
+# make check   lint, types, the order of imports, dead code, insecure calls
+# make audit   known vulnerabilities of what is installed; asks an index of packages that knows them
 # make messages  bring the catalogue of messages up to date, after one was added or translated
 # make package  build the wheel and the source archive, into dist/, and check them
 # make crashes  let a run die at every file operation (the tests draw some)
@@ -21,7 +22,7 @@ VLLM_INSTALLED := .venv-vllm/.installed
 # a file's tests stay together, since they share what is built for them; tests/conftest.py puts files that take long first
 PYTEST := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: run quick test test-engines bits check messages package docs sglang vllm crashes fuzz
+.PHONY: run quick test test-engines bits check audit messages package docs sglang vllm crashes fuzz
 
 run: $(INSTALLED)
 	$(BIN)/parity run --baseline --experiment native
@@ -54,6 +55,11 @@ check: $(INSTALLED)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/vulture
+	$(BIN)/bandit -q -c pyproject.toml -r parity rollout_patch
+
+audit: $(INSTALLED)
+	$(BIN)/pip install --quiet --disable-pip-version-check pip-audit
+	$(BIN)/pip-audit
 
 messages: $(INSTALLED)
 	$(BIN)/python tools/messages.py

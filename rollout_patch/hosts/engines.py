@@ -6,6 +6,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,10 +91,8 @@ async def ask_engines(router: str, get: Get) -> Engines:
 async def _first(get: Get, *urls: str) -> Any:
     """The first answer that is one."""
     for url in urls[:-1]:
-        try:
+        with suppress(Exception):  # whatever the host's HTTP client raises
             return await asyncio.wait_for(get(url), SECONDS_TO_ANSWER)
-        except Exception:  # whatever the host's HTTP client raises
-            continue
     return await asyncio.wait_for(get(urls[-1]), SECONDS_TO_ANSWER)
 
 
