@@ -107,6 +107,35 @@ def compare(
             metric.
     """
     asked = question or Question()
+    findings = [*run_findings(baseline, experiment, history, asked), *further]
+    facts = {
+        **(provenance or {}),
+        "baseline": arms[0],
+        "experiment": arms[1],
+        "default_margins": asked.defaults,
+        "margins": {metric: margin for metric, margin in asked.margins.items() if margin is not None},
+    }
+    records = [
+        record_of(run, arm, seed, asked.ended)
+        for arm, runs in zip(arms, (baseline, experiment), strict=True)
+        for seed, run in enumerate(runs)
+    ]
+    below = {status_of_level(findings, level) for level in (Level.CONTRACT, Level.SAMPLING, Level.REPLAY)}
+    judgement = judge(findings) if Status.FAIL in below else judge_curves(findings, asked.defaults)
+    return build_report(facts, records, findings, judgement)
+
+
+def run_findings(
+    baseline: Sequence[RecordedRun],
+    experiment: Sequence[RecordedRun],
+    history: Sequence[RecordedRun],
+    asked: Question,
+) -> list[Finding]:
+    """What the curves of both arms' runs show: L3, L4, and what is odd about the recordings.
+
+    Raises:
+        UsageError: As `compare`.
+    """
     _check_names([*baseline, *experiment, *history], asked.ended)
     _check_margins([*baseline, *experiment], asked.margins)
     curves_of_arms = [[_curves(run) for run in runs] for runs in (baseline, experiment, history)]
@@ -127,22 +156,7 @@ def compare(
     if any(finding.check == "runs_distinct" and finding.status is not Status.PASS for finding in recordings):
         # A run that counts several times makes every test of runs wrong, either way.
         curves = [replace(finding, severity=Severity.WARNING) for finding in curves]
-    findings += [*recordings, *curves, *further]
-    facts = {
-        **(provenance or {}),
-        "baseline": arms[0],
-        "experiment": arms[1],
-        "default_margins": asked.defaults,
-        "margins": {metric: margin for metric, margin in asked.margins.items() if margin is not None},
-    }
-    records = [
-        _record(run, arm, seed, asked.ended)
-        for arm, runs in zip(arms, (baseline, experiment), strict=True)
-        for seed, run in enumerate(runs)
-    ]
-    below = {status_of_level(findings, level) for level in (Level.CONTRACT, Level.SAMPLING, Level.REPLAY)}
-    judgement = judge(findings) if Status.FAIL in below else judge_curves(findings, asked.defaults)
-    return build_report(facts, records, findings, judgement)
+    return [*findings, *recordings, *curves]
 
 
 def judge_curves(findings: Sequence[Finding], defaults: Collection[str] = ()) -> Judgement:
@@ -389,7 +403,8 @@ def _conditional(
     ]
 
 
-def _record(run: RecordedRun, arm: str, seed: int, ended: Mapping[str, str]) -> RunRecord:
+def record_of(run: RecordedRun, arm: str, seed: int, ended: Mapping[str, str]) -> RunRecord:
+    """A run as a report shows it."""
     rows: dict[int, dict[str, Any]] = {}
     for name, curve in _curves(run).items():
         for step, value in zip(curve.steps.tolist(), curve.values.tolist(), strict=True):

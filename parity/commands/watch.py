@@ -294,7 +294,7 @@ def judge_recording(directory: Path, seen: Watch) -> WatchResult:
         InputError: A file cannot be read.
     """
     checked = check_sources([str(directory)])
-    found = [*map(partial(_of_last, seen.step), checked.findings), *_unread(checked)]
+    found = [*map(partial(of_last, seen.step), checked.findings), *unread_findings(checked)]
     for trajectory in seen.trajectories.values():
         found += trajectory_findings(trajectory)
     if not seen.trajectories:
@@ -306,7 +306,7 @@ def judge_recording(directory: Path, seen: Watch) -> WatchResult:
     return WatchResult(tuple(found), checked.counts, judge(found))
 
 
-def _of_last(last: int | None, finding: Finding) -> Finding:
+def of_last(last: int | None, finding: Finding) -> Finding:
     """The last rollout may still be going on: its answers are recorded as they come, its samples once scored."""
     step = finding.where.rollout_id
     if not finding.fails or finding.check != ANSWERED or step is None or last is None or step < last:
@@ -317,7 +317,7 @@ def _of_last(last: int | None, finding: Finding) -> Finding:
     return replace(finding, status=Status.INCONCLUSIVE, message=message)
 
 
-def _unread(checked: CheckResult) -> list[Finding]:
+def unread_findings(checked: CheckResult) -> list[Finding]:
     """Files that could not be read whole leave the contract open."""
     return [
         Finding(
