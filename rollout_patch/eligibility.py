@@ -34,6 +34,8 @@ class Capabilities:
         lora_lists: It takes LoRA adapters together with a list of prompts.
         shared_routing_key: A request of several samples may go by the first one's headers: their keys only spread the
             load, and nothing was kept under the others'.
+        most_samples: The largest n that it takes (vLLM's `max_num_seqs`); larger groups go in several requests. `None`
+            where it sets no limit or that is not known.
     """
 
     seeded: bool = False
@@ -47,6 +49,7 @@ class Capabilities:
     media_lists: bool = True
     lora_lists: bool = False
     shared_routing_key: bool = False
+    most_samples: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +114,10 @@ CONDITIONS: Mapping[str, Condition] = MappingProxyType(
         "sampling_params_lists_refused": Condition(
             "parameters differ, and the engine or its router refuses a list of them", _BATCHED
         ),
+        "greedy_with_n": Condition("the engine refuses n > 1 at temperature 0", _NATIVE),
+        "list_restarts_seed": Condition(
+            "every prompt of a list starts at the same seed, so that its samples would be equal", _BATCHED
+        ),
         "seeds_not_per_slot": Condition(
             "one request with n carries one seed, and the engine does not derive one a sample", _NATIVE
         ),
@@ -135,8 +142,15 @@ CONDITIONS: Mapping[str, Condition] = MappingProxyType(
 """Every reason by name, with its sentence and the arms that it rules out."""
 
 
+Rule = Callable[[Sequence[SampleRequest], Capabilities], bool]
+"""Whether a condition holds for a group."""
+
+
 def conditions(
-    requests: Sequence[SampleRequest], capabilities: Capabilities, by_host: Collection[str] = ()
+    requests: Sequence[SampleRequest],
+    capabilities: Capabilities,
+    by_host: Collection[str] = (),
+    rules: Mapping[str, Rule] = MappingProxyType({}),
 ) -> tuple[str, ...]:
     """The names of all conditions that hold for a group, in the order of `CONDITIONS`.
 
@@ -144,6 +158,7 @@ def conditions(
         requests: What each slot asks for.
         capabilities: What the engine does.
         by_host: Names that the host's own flags decide.
+        rules: Those of the engine's dialect, in place of the ones here.
 
     Raises:
         ValueError: The host gave a name that is none of `CONDITIONS`, or the group is empty.
@@ -152,8 +167,9 @@ def conditions(
         raise ValueError(f"unknown conditions {sorted(unknown)}; known are {list(CONDITIONS)}")
     if not requests:
         raise ValueError("a group has at least one sample")
+    holds = {**_HOLDS, **rules}
     return tuple(
-        name for name in CONDITIONS if name in by_host or (name in _HOLDS and _HOLDS[name](requests, capabilities))
+        name for name in CONDITIONS if name in by_host or (name in holds and holds[name](requests, capabilities))
     )
 
 
@@ -179,11 +195,13 @@ def choose_arm(asked: str, names: Collection[str]) -> tuple[str, tuple[str, ...]
     raise AssertionError("nothing rules out per-sample")
 
 
-Rule = Callable[[Sequence[SampleRequest], Capabilities], bool]
-
-
 def _differ(values: Sequence[Any]) -> bool:
     return any(value != values[0] for value in values[1:])
+
+
+def params_differ(requests: Sequence[SampleRequest]) -> bool:
+    """Whether the samples of a group ask with different sampling parameters."""
+    return _differ([request.sampling_params for request in requests])
 
 
 def _without(mapping: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -231,9 +249,7 @@ _HOLDS: dict[str, Rule] = {
     "sampling_params_differ": lambda requests, _: _differ(
         [_without(request.sampling_params, SEED) for request in requests]
     ),
-    "sampling_params_lists_refused": lambda requests, can: (
-        not can.sampling_params_lists and _differ([request.sampling_params for request in requests])
-    ),
+    "sampling_params_lists_refused": lambda requests, can: not can.sampling_params_lists and params_differ(requests),
     "seeds_not_per_slot": lambda requests, can: not _seeds_fit(requests, can),
     "deterministic_inference": _clones,
     "routing_keys_differ": lambda requests, can: (

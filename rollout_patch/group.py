@@ -10,13 +10,14 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
+from rollout_patch.dialects import SGLANG, Dialect, plan_requests
 from rollout_patch.eligibility import CONDITIONS, Capabilities, choose_arm, conditions
 from rollout_patch.errors import OneSampleOnly, RequestAborted, RequestFailed
-from rollout_patch.media import Encoder, check_placeholders, encode_media, without_media
+from rollout_patch.media import Encoder, check_placeholders, encode_media
 from rollout_patch.permits import Permits
 from rollout_patch.refusals import Refusals
-from rollout_patch.requests import ARMS, PlannedRequest, SampleRequest, plan_requests
-from rollout_patch.responses import UNSENT, Doubt, Output, check_group, read_response, unsent_output
+from rollout_patch.requests import ARMS, PlannedRequest, SampleRequest
+from rollout_patch.responses import UNSENT, Doubt, Output, check_group, unsent_output
 from rollout_patch.responses import refuse as refuse_doubt
 
 S = TypeVar("S")
@@ -93,7 +94,8 @@ async def generate_group(
     *,
     adapter: Adapter[S],
     post: Post,
-    capabilities: Capabilities = Capabilities(),  # noqa: B008 (frozen)
+    dialect: Dialect = SGLANG,
+    capabilities: Capabilities | None = None,
     retries: int = 0,
     retry_wait: float = 1.0,
     recorder: Recorder | None = None,
@@ -116,7 +118,8 @@ async def generate_group(
         samples: The group's samples, in slot order.
         adapter: How they take part.
         post: The host's way to send a request.
-        capabilities: What the engine does.
+        dialect: How the engine is spoken to.
+        capabilities: What the engine does; `None` for what is usual with the dialect.
         retries: How often a request may be sent again after a 5xx, a 408, a 429 or no answer; each time all its samples
             are generated anew, and one answer alone is used.
         retry_wait: Seconds between two attempts.
@@ -140,7 +143,8 @@ async def generate_group(
     """
     if arm not in ARMS:
         raise ValueError(f"arm {arm!r} is none of {ARMS}")
-    sender = _Sender(post, retries, retry_wait, recorder, permits, aborted)
+    able = dialect.capabilities if capabilities is None else capabilities
+    sender = _Sender(dialect, post, retries, retry_wait, recorder, permits, aborted)
     doubts: dict[str, None] = {}
 
     def note_doubt(name: str, message: str) -> None:
@@ -151,11 +155,12 @@ async def generate_group(
     snapshots = [adapter.snapshot(sample) for sample in samples]
     try:
         asked = [adapter.request(sample) for sample in samples]
-        check_placeholders(asked, placeholders)
-        names = conditions(asked, capabilities, circumstances)
+        check_placeholders(asked, placeholders, dialect.placeholder_runs)
+        names = conditions(asked, able, circumstances, dialect.rules)
         requests = asked if encoder is None else await encode_media(asked, encoder)
         known = Refusals() if refused is None else refused
-        used, reasons, outputs = await _by_eligible_arm(arm, requests, names, chunk, sender, known, doubt)
+        sizes = {"batched": chunk, "native": min((size for size in (chunk, able.most_samples) if size), default=None)}
+        used, reasons, outputs = await _by_eligible_arm(arm, requests, names, sizes, sender, known, doubt)
         by_host = aborted() or any(output.id == UNSENT for output in outputs)
         nothing_came = by_host and all(output.finish_reason == "abort" and not output.output_ids for output in outputs)
         if nothing_came:
@@ -192,7 +197,7 @@ async def _by_eligible_arm(
     asked: str,
     requests: Sequence[SampleRequest],
     names: tuple[str, ...],
-    chunk: int | None,
+    chunks: Mapping[str, int | None],
     sender: _Sender,
     refused: Refusals,
     doubt: Doubt,
@@ -203,10 +208,10 @@ async def _by_eligible_arm(
     now: list[str] = []
     while True:
         arm, reasons = choose_arm(asked, (*names, *now))
-        plan = plan_requests(arm, requests, chunk)
+        plan = plan_requests(arm, requests, chunks.get(arm), sender.dialect)
         try:
             answers = await _gather(sender.send(planned, arm) for planned in plan)
-            outputs = _read_answers(plan, answers, requests, doubt)
+            outputs = _read_answers(plan, answers, requests, sender.dialect, doubt)
         except (RequestFailed, OneSampleOnly) as failure:
             status = failure.status if isinstance(failure, RequestFailed) else 200
             if arm == "per-sample" or (isinstance(failure, RequestFailed) and status not in _CANNOT):
@@ -223,7 +228,11 @@ async def _by_eligible_arm(
 
 
 def _read_answers(
-    plan: Sequence[PlannedRequest], answers: Sequence[Any], requests: Sequence[SampleRequest], doubt: Doubt
+    plan: Sequence[PlannedRequest],
+    answers: Sequence[Any],
+    requests: Sequence[SampleRequest],
+    dialect: Dialect,
+    doubt: Doubt,
 ) -> list[Output]:
     """All outputs of a group in slot order, validated; `_UNSENT` answers become aborts without tokens."""
     outputs: list[Output] = []
@@ -232,7 +241,7 @@ def _read_answers(
         if answer is _UNSENT:
             outputs.extend(unsent_output() for _ in planned.slots)
         else:
-            outputs.extend(read_response(planned, answer, requests, doubt))
+            outputs.extend(dialect.read_response(planned, answer, requests, doubt))
             sent.extend(planned.slots)
     check_group([outputs[slot] for slot in sent], [requests[slot] for slot in sent], doubt)
     return outputs
@@ -246,6 +255,7 @@ _UNSENT = object()
 class _Sender:
     """Sends requests, again where that is allowed, and counts."""
 
+    dialect: Dialect
     post: Post
     retries: int
     retry_wait: float
@@ -297,7 +307,8 @@ class _Sender:
             if self.recorder is not None:
                 self.recorder(
                     {
-                        "request": without_media(planned.payload),
+                        "request": self.dialect.without_media(planned.payload),
+                        "url": self.dialect.path_of(planned.payload),
                         "headers": planned.headers,
                         "status": status or 0,
                         "response": response,

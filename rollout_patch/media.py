@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from rollout_patch.requests import MEDIA_FIELDS, SampleRequest
+from rollout_patch.requests import SampleRequest
 
 Encoder = Callable[[str, Sequence[Any]], Awaitable[Sequence[Any]]]
 """Encodes the media of one prompt: gets the payload field's name and the items, returns as many for the wire."""
@@ -72,21 +72,19 @@ def named_by_content(media: Any) -> Any:
     return _DIGEST + digest(media)
 
 
-def without_media(payload: Mapping[str, Any]) -> dict[str, Any]:
-    """A payload as a recording keeps it: media are told apart, counted and nested as they were, and not there."""
-    return {**payload, **{name: named_by_content(payload[name]) for name in MEDIA_FIELDS if payload.get(name)}}
-
-
-def check_placeholders(requests: Sequence[SampleRequest], placeholders: Collection[int | str]) -> None:
+def check_placeholders(
+    requests: Sequence[SampleRequest], placeholders: Collection[int | str], runs: bool = True
+) -> None:
     """Refuses a group in which a prompt has more or fewer placeholders than media.
 
     SGLang drops a medium without a placeholder and answers as if all were well, and takes a placeholder for text where
-    there are no media at all (seen of 0.5.23): only the client can know.
+    there are no media at all (seen of 0.5.23), as vLLM does (0.32.0): only the client can know.
 
     Args:
         requests: What each slot asks for.
-        placeholders: What stands for one medium: token ids for prompts of ids, strings for prompts of text; repeated
-            without a gap they stand for one. None given: nothing is counted.
+        placeholders: What stands for one medium: token ids for prompts of ids, strings for prompts of text. None
+            given: nothing is counted.
+        runs: Whether, repeated without a gap, they stand for one.
 
     Raises:
         ValueError: The numbers differ; the message names the slot.
@@ -98,10 +96,10 @@ def check_placeholders(requests: Sequence[SampleRequest], placeholders: Collecti
         if not known:
             continue
         if request.text is None:
-            runs = itertools.groupby(request.input_ids or ())
-            places = sum(token in tokens for token, _ in runs)
+            ids = request.input_ids or ()
+            places = sum(token in tokens for token in ([one for one, _ in itertools.groupby(ids)] if runs else ids))
         else:
-            places = len(re.findall("|".join(f"(?:{string})+" for string in strings), request.text))
+            places = len(re.findall("|".join(f"(?:{string}){'+' * runs}" for string in strings), request.text))
         media = sum(map(len, request.media.values()))
         if places != media:
             raise ValueError(f"slot {slot} asks with {places} placeholders for {media} media")

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from rollout_patch import SampleRequest
-from rollout_patch.media import check_placeholders, digest, encode_media, without_media
+from rollout_patch.dialects.sglang import without_media
+from rollout_patch.media import check_placeholders, digest, encode_media
 
 
 class Counting:

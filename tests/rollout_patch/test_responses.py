@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollout_patch import ResponseRefused, SampleRequest
+from rollout_patch.dialects.sglang import read_response
 from rollout_patch.errors import OneSampleOnly
 from rollout_patch.requests import PlannedRequest
-from rollout_patch.responses import check_group, read_response
+from rollout_patch.responses import check_group
 
 ASKED = SampleRequest({}, input_ids=[1, 2, 3], options={"return_logprob": True})
 

@@ -19,8 +19,7 @@ import psutil
 from parity.engines import EngineClient
 from parity.errors import ExchangeError
 from parity.records.bench import QUANTILES, Measurement, Mode, Workload
-from rollout_patch import PatchError, Permits, SampleRequest
-from rollout_patch.requests import PlannedRequest, plan_requests
+from rollout_patch import PatchError, Permits, PlannedRequest, SampleRequest, plan_requests
 
 
 async def measure(
