@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 from served import serve_here
 
-from parity.engines.embedded.server import ServedModel
+from parity.engines.embedded.served import ServedModel
 from parity.trainer.policy import build_policy, image_policy_config, policy_config, save_policy
 
 RUNNING = 12

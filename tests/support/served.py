@@ -10,7 +10,8 @@ from pathlib import Path
 
 from aiohttp import web
 
-from parity.engines.embedded.server import ServedModel, build_app
+from parity.engines.embedded.served import ServedModel
+from parity.engines.embedded.server import build_app
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The embedded engine: a Hugging Face Qwen2 or Qwen2.5-VL checkpoint served on the CPU with SGLang's native protocol.
+"""The embedded engine: a Hugging Face Qwen2 or Qwen2.5-VL checkpoint served on the CPU, in the dialects of SGLang and vLLM.
 
     protocol.py       a request body → the sequences to run, or why not; a finished sequence → a response item
     refusals.py       why not, in the engine's words
@@ -11,8 +11,10 @@
     recently_used.py  what images are kept in
     rows.py           the table of running sequences
     scheduler.py      continuous batching: one thread that owns model, slab and cache
-    server.py         the HTTP face
+    served.py         one checkpoint over the scheduler
+    server.py         SGLang's endpoints over HTTP
+    vllm.py           vLLM's endpoints beside them
 
 Seeded sampling is batch-invariant: with `sampling_seed`, a response depends on the prompt, the weights, the seed and
-the sampling parameters alone. Sample i (from 0) of a request with n > 1 takes sampling_seed + i.
+the sampling parameters alone. Sample i (from 0) of a request with n > 1 takes the seed + i.
 """

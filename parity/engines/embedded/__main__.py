@@ -16,7 +16,8 @@ from aiohttp import web
 from parity.engines.embedded.faults import FAULTS
 from parity.engines.embedded.guard import Guard
 from parity.engines.embedded.model import CheckpointError
-from parity.engines.embedded.server import ServedModel, build_app
+from parity.engines.embedded.served import ServedModel
+from parity.engines.embedded.server import build_app
 from parity.errors import UsageError
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from parity.engines.embedded.sampling import Floats, log_softmax
-from parity.engines.embedded.server import ServedModel
+from parity.engines.embedded.served import ServedModel
 
 TEMPERATURE_FACTOR = 1.03
 WRONG_BASE_FROM = 10

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -97,7 +97,10 @@ NewId = Callable[[], str]
 
 @dataclass(frozen=True, slots=True)
 class SamplingParameters:
-    """How to sample one sequence; a temperature of 0 has become top_k = 1 at temperature 1. No seed: `seed` is None."""
+    """How to sample one sequence; a temperature of 0 has become top_k = 1 at temperature 1. No seed: `seed` is None.
+
+    `stop_token_ids` end it whatever `ignore_eos` says of the end of text. `raw_logprobs` are those of temperature 1.
+    """
 
     max_new_tokens: int
     temperature: float
@@ -110,6 +113,7 @@ class SamplingParameters:
     ignore_eos: bool
     no_stop_trim: bool
     skip_special_tokens: bool
+    raw_logprobs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +234,7 @@ def response_item(
 ) -> dict[str, Any]:
     """One item of the response, its keys in SGLang's order; `latency` in seconds, `sent_at` since the epoch."""
     count = len(result.output_ids)
-    spans = _spans(result.versions, count, weight_version)
+    spans = version_spans(result.versions, count, weight_version)
     meta: dict[str, Any] = {"id": request.id, "finish_reason": result.finish_reason}
     if not result.started:
         meta |= {"weight_version": weight_version, "e2e_latency": latency, "weight_versions": spans}
@@ -292,7 +296,8 @@ def _triples(logprobs: Sequence[float | None], ids: Sequence[int]) -> list[list[
     return [[logprob, token, None] for logprob, token in zip(logprobs, ids, strict=True)]
 
 
-def _spans(versions: Sequence[tuple[str, int]], count: int, weight_version: str) -> list[dict[str, Any]]:
+def version_spans(versions: Sequence[tuple[str, int]], count: int, weight_version: str) -> list[dict[str, Any]]:
+    """Which tokens of `count` each version made; of none, the version that now holds."""
     starts = [start for _, start in versions]
     ends = [*starts[1:], count] if starts else []
     spans = [
@@ -463,7 +468,7 @@ def _sampling(params: dict[str, Any], prompt_tokens: int, limits: Limits) -> Sam
     strings = (stop,) if isinstance(stop, str) else tuple(stop)
     if len(strings) > MAX_STOP_STRINGS:
         raise refused(f"at most {MAX_STOP_STRINGS} stop strings are allowed, got {len(strings)}")
-    greedy = temperature < 1e-6
+    greedy, ignore_eos = temperature < 1e-6, given.get("ignore_eos", False)
     return SamplingParameters(
         max_new_tokens=max_new_tokens,
         temperature=1.0 if greedy else float(temperature),
@@ -472,12 +477,17 @@ def _sampling(params: dict[str, Any], prompt_tokens: int, limits: Limits) -> Sam
         min_p=float(min_p),
         seed=seed,
         stop=tuple(filter(None, strings)),
-        # An id outside the vocabulary is never sampled, and may not fit into 64 bits.
-        stop_token_ids=frozenset(id for id in given.get("stop_token_ids", ()) if 0 <= id < limits.vocabulary_size),
-        ignore_eos=given.get("ignore_eos", False),
+        # With ignore_eos SGLang ignores them too.
+        stop_token_ids=frozenset(() if ignore_eos else known_ids(given.get("stop_token_ids", ()), limits)),
+        ignore_eos=ignore_eos,
         no_stop_trim=given.get("no_stop_trim", False),
         skip_special_tokens=given.get("skip_special_tokens", True),
     )
+
+
+def known_ids(ids: Iterable[int], limits: Limits) -> Iterator[int]:
+    """The ids inside the vocabulary; one outside is never sampled, and may not fit into 64 bits."""
+    return (token for token in ids if 0 <= token < limits.vocabulary_size)
 
 
 def _logprob_options(return_logprob: bool, start: int, top: int, *, prompt_tokens: int) -> tuple[bool, int | None, int]:

@@ -27,6 +27,7 @@ _STATE = np.dtype(
         ("seed", np.uint64),
         ("watched", np.bool_),
         ("shift", np.int64),
+        ("raw", np.bool_),
     ]
 )
 
@@ -46,9 +47,10 @@ class Rows:
     """Rows for sequences of at most `tokens` tokens, prompt included.
 
     `state` holds a row's prompt tokens, its `length` (tokens whose keys and values are in the slab), the length to
-    `end` at, and how to sample; `watched` rows need a look in Python at every token, and `shift` is what leads from the
-    column of a token after the prompt to its position. `tokens` (rows, columns + 1) and
-    `logprobs` are by position. `stops` (rows, K) holds the ids that end a row, filled up with -1.
+    `end` at, and how to sample; `watched` rows need a look in Python at every token, `raw` ones have log-probs of
+    temperature 1, and `shift` is what leads from the column of a token after the prompt to its position. `tokens`
+    (rows, columns + 1) and `logprobs` are by position. `stops` (rows, K) holds the ids that end a row, filled up with
+    -1.
     """
 
     def __init__(self, model: Model, tokens: int, most: int) -> None:
@@ -99,7 +101,7 @@ class Rows:
         self.stops[row, : len(stops)] = sorted(stops)
         end = prompt + sampling.max_new_tokens
         how = (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
-        self.state[row] = (prompt, len(context), end, *how, seed, watched, shift)
+        self.state[row] = (prompt, len(context), end, *how, seed, watched, shift, sampling.raw_logprobs)
 
     def produced(self, row: int) -> int:
         """Output tokens of a row."""

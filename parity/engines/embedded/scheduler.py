@@ -175,8 +175,11 @@ class Scheduler:
         """
         self.model.load(path)
         self.forget()
-        if version is None:
-            return
+        if version is not None:
+            self.label(version)
+
+    def label(self, version: str) -> None:
+        """Says of all tokens from now on that weights of this version made them."""
         self.weight_version = version
         for row, sequence in enumerate(self.running):
             sequence.versions.append((version, self._rows.produced(row)))
@@ -232,6 +235,9 @@ class Scheduler:
         tokens, logprobs = self.draw(
             logits, rows["temperature"], rows["top_k"], rows["top_p"], rows["min_p"], rows["seed"], rows["length"]
         )
+        raw = rows["raw"] & (rows["temperature"] != 1.0)
+        if raw.any():
+            logprobs[raw] = log_softmax(logits[raw])
         each = np.arange(len(rows))
         chosen = on_grid(logprobs[each, tokens])
         self._rows.tokens[first + each, rows["length"]] = tokens
@@ -436,7 +442,7 @@ class Scheduler:
             sequence.logprobs,
             sampling,
             sequence.seed,
-            stops=frozenset() if sampling.ignore_eos else self._stop_ids | sampling.stop_token_ids,
+            stops=sampling.stop_token_ids | (frozenset() if sampling.ignore_eos else self._stop_ids),
             watched=bool(sampling.stop) or sequence.stream or request.top_logprobs > 0,
             shift=0 if request.vision is None else request.vision.shift,
         )

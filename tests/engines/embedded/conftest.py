@@ -21,7 +21,7 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from parity.engines.embedded.server import ServedModel
+from parity.engines.embedded.served import ServedModel
 
 
 def byte_tokenizer(*special: str) -> PreTrainedTokenizerFast:

@@ -16,7 +16,7 @@ from served import serve_here
 from parity.cli.serve import ENGINE_FAULTS
 from parity.engines.embedded.faults import FAULTS, TEMPERATURE_FACTOR, WRONG_BASE_FROM
 from parity.engines.embedded.sampling import LOGPROB_GRID
-from parity.engines.embedded.server import ServedModel
+from parity.engines.embedded.served import ServedModel
 
 PROMPT = list(range(40, 46))
 
