@@ -1,4 +1,4 @@
-"""The embedded engine: a Hugging Face Qwen2 or Qwen2.5-VL checkpoint served on the CPU, in the dialects of SGLang and vLLM.
+"""The embedded engine: a Hugging Face Qwen2 or Qwen2.5-VL checkpoint served on the CPU, as SGLang and vLLM serve it.
 
     protocol.py       a request body → the sequences to run, or why not; a finished sequence → a response item
     refusals.py       why not, in the engine's words
