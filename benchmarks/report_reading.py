@@ -24,6 +24,7 @@ from parity.metrics import rollout_metrics
 from parity.records.experiment import ExperimentConfig, weight_version
 from parity.records.samples import SCHEMA, Rollout
 from parity.records.store import create_experiment, run_store
+from parity.report.html import gather
 from parity.report.write import write_report
 from parity.trainer.tasks import get_task
 
@@ -103,7 +104,7 @@ def main() -> None:
         started = time.perf_counter()
         report = assess(directory)
         judged, of_checks = time.perf_counter(), max(reads.values())
-        write_report(report, directory / "report", directory)
+        write_report(report, directory / "report", gather(report, directory))
         written = time.perf_counter()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     print(f"{options.steps} steps of 2 x {options.samples} samples: {report.verdict.verdict.value}")

@@ -58,6 +58,15 @@ def rollout_metrics(rollout: Rollout, seconds: float, engines: int | None = None
     return metrics
 
 
+def sample_metrics(rollout: Rollout) -> dict[str, float]:
+    """The metrics of a rollout's samples alone, where nobody knows the time that they took.
+
+    Raises:
+        InputError: The rollout has no samples.
+    """
+    return {name: value for name, value in rollout_metrics(rollout, 1.0).items() if not name.startswith("perf/")}
+
+
 @dataclass(frozen=True, slots=True)
 class Spread:
     """How evenly engines were loaded: population coefficient of variation, and the largest over the mean."""

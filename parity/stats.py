@@ -33,6 +33,7 @@ from parity.evidence.sampling.trajectory import (
     e_value,
     margins_in_run,
     of_drawn_arm,
+    rows_of_drawn_arm,
     trajectory_findings,
 )
 from parity.evidence.sampling.watched import Evidence, sampling_findings
@@ -112,6 +113,7 @@ __all__ = [
     "paired_log_ratio",
     "recording_findings",
     "rescored_findings",
+    "rows_of_drawn_arm",
     "run_cost_findings",
     "run_spreads",
     "runs_needed",

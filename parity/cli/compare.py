@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 
 from parity.cli.parsing import Command, check_sources
 from parity.cli.shared import (
-    EXIT_CODES,
     EXIT_HELP,
     command_line,
     counting,
+    deliver,
     language_option,
     new_directory,
     parse_pairs,
-    publish_to,
-    tell_github,
     tracker_options,
-    written,
 )
 from parity.records.margins import RUN, WHOLE_RUNS, by_curve, margin_option_help, parse_margins
 from parity.report.trackers import Targets
-from parity.report.words import Language, speaker
+from parity.report.words import Language
 
 COMPARE_EXAMPLES = """\b
 Examples:
@@ -103,7 +100,6 @@ def compare(
     from parity.commands.compare import compare as compare_runs
     from parity.records.provenance import versions
     from parity.report.comparison import print_comparison
-    from parity.report.write import write_report
     from parity.sources.curves.names import Names, load_names
     from parity.sources.registry import read_runs
 
@@ -118,17 +114,13 @@ def compare(
                 watcher(sum(map(len, runs.values())), total, source)
     facts = {"commands": [command_line()], "versions": versions()}
     report = compare_runs(runs["baseline"], runs["experiment"], runs["history"], question, facts)
-    directory = (out or new_directory()) / "report"
-    files = write_report(report, directory, language=language)
-    tell_github(report, language)
-    console = Console(stderr=as_json, highlight=False)
-    if as_json:
-        sys.stdout.buffer.write((directory / "report.json").read_bytes())
-    elif quiet:
-        console.print(report.verdict.verdict.value)
-    else:
-        print_comparison(report, console, language)
-        say = speaker(language)
-        console.print(written(files, say), style="dim", markup=False)
-    publish_to(targets, report, directory)
-    sys.exit(EXIT_CODES[report.verdict.verdict])
+    code = deliver(
+        report,
+        (out or new_directory()) / "report",
+        partial(print_comparison, report, language=language),
+        as_json=as_json,
+        quiet=quiet,
+        language=language,
+        targets=targets,
+    )
+    sys.exit(code)

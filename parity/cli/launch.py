@@ -6,6 +6,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,8 @@ from rich.live import Live
 from rich.table import Table
 
 from parity.cli.ending import exit_of_signal
-from parity.cli.shared import EXIT_CODES, EXIT_HELP
+from parity.cli.parsing import Command
+from parity.cli.shared import EXIT_HELP, deliver
 from parity.errors import UsageError
 
 if TYPE_CHECKING:
@@ -34,7 +36,7 @@ Examples:
 """
 
 
-@click.command(epilog=LAUNCH_EXAMPLES + "\n" + EXIT_HELP)
+@click.command(cls=Command, epilog=LAUNCH_EXAMPLES + "\n" + EXIT_HELP)
 @click.argument("file", required=False, type=click.Path(path_type=Path, dir_okay=False))
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Default: parity-out/<name of the file>.")
 @click.option("--dry-run", is_flag=True, help="Print every command, variable and place, and start nothing.")
@@ -160,7 +162,6 @@ def _conclude(
     """Judges what there is, writes a report for each arm, and exits with the worst verdict's code."""
     from parity.commands.launch import judge_launch
     from parity.report.comparison import print_comparison
-    from parity.report.write import write_report
 
     if not quiet:
         console.print(status_table(runs))
@@ -169,13 +170,8 @@ def _conclude(
     for arm in others:
         report = judge_launch(launch, runs, arm)
         folder = directory / "report" if len(others) == 1 else directory / "report" / arm
-        files = write_report(report, folder)
-        codes.append(EXIT_CODES[report.verdict.verdict])
-        if as_json:
-            sys.stdout.buffer.write((folder / "report.json").read_bytes())
-        elif quiet:
-            console.print(f"{arm} against {baseline}: {report.verdict.verdict.value}")
-        else:
-            print_comparison(report, console)
-            console.print(f"report: {files[-1]}", style="dim")
+        if quiet and not as_json:
+            console.print(f"{arm} against {baseline}: ", end="")
+        show = partial(print_comparison, report)
+        codes.append(deliver(report, folder, show, as_json=as_json, quiet=quiet))
     sys.exit(1 if 1 in codes else max(codes))

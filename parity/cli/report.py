@@ -65,11 +65,10 @@ def report(
         raise UsageError("parity report takes the directory of an experiment, or --diff with two reports")
     if compared and targets:
         raise UsageError("--diff publishes nothing: --clearml, --tensorboard and --wandb take an experiment")
-    console = Console(stderr=as_json, highlight=False)
     if directory:
-        conclude(directory, console, as_json, quiet, language, targets)
+        conclude(directory, as_json, quiet, language, targets)
     elif compared:
-        _show_changes(compared, console, as_json, quiet)
+        _show_changes(compared, Console(stderr=as_json, highlight=False), as_json, quiet)
 
 
 def _show_changes(compared: tuple[Path, Path], console: Console, as_json: bool, quiet: bool) -> None:

@@ -160,7 +160,7 @@ def run(
             resume=resume,
             rewind=rewind,
         )
-    conclude(directory, console, as_json, quiet, targets=targets)
+    conclude(directory, as_json, quiet, targets=targets)
 
 
 def _run_config(context: click.Context, asked: dict[str, Any], resumed: Path | None) -> ExperimentConfig:

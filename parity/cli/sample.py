@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +14,15 @@ from rich.console import Console
 from parity.cli.parsing import Command, Named
 from parity.cli.progress import Step, progress
 from parity.cli.shared import (
-    EXIT_CODES,
     EXIT_HELP,
     arm_options,
     cache_directory,
     command_line,
+    deliver,
     fleet_options,
     given_options,
     interruptible,
     new_directory,
-    tell_github,
-    write_file,
 )
 from parity.errors import UsageError, without_secrets
 from parity.records.margins import SAMPLING, SAMPLING_MEANS, margin_option_help, parse_margins
@@ -100,7 +99,6 @@ def sample(context: click.Context, /, out: Path | None, resume: bool, as_json: b
     if resume and out is None:
         raise UsageError("--resume needs --out: the directory of the samples to go on with")
     directory = out or new_directory("sample-")
-    console = Console(stderr=as_json, highlight=False)
     from parity.commands.question import check_sampling, check_sampling_inputs
 
     config = _config(context, asked, directory if resume else None)
@@ -116,27 +114,13 @@ def sample(context: click.Context, /, out: Path | None, resume: bool, as_json: b
         result = sample_arms(
             config, directory, command=command_line(), watcher=watcher, cache=cache_directory(), resume=resume
         )
-    from parity.report.sampling import headline, print_sampling, write_sampling
-
-    report = write_sampling(result, directory / "report")
     from parity.commands.sample.reporting import report_of
-    from parity.report import comment, html, text
+    from parity.report.sampling import print_sampling
 
-    shared, evidence = report_of(result, directory, command_line())
-    write_file(directory / "report" / "report.html", html.render(shared, evidence))
-    write_file(directory / "report" / "comment.md", comment.render(shared).encode())
-    tell_github(shared)
-    if as_json:
-        sys.stdout.buffer.write((directory / "report" / "report.json").read_bytes() + b"\n")
-    elif quiet:
-        console.print(headline(result), markup=False)
-    else:
-        print_sampling(result, console)
-        for line in text.beside(shared):
-            console.print(line, markup=False)
-        files = "report.md, comment.md, report.html, report.json, junit.xml"
-        console.print(f"written to {report.parent}: {files}", style="dim", markup=False)
-    sys.exit(EXIT_CODES[result.judgement.verdict])
+    report, evidence = report_of(result, directory)
+    show = partial(print_sampling, result, report)
+    code = deliver(report, directory / "report", show, as_json=as_json, quiet=quiet, evidence=evidence)
+    sys.exit(code)
 
 
 def _config(context: click.Context, asked: dict[str, Any], resumed: Path | None) -> Any:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timezone
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,13 +20,14 @@ from parity.cli.ending import describe_error, exit_of_signal
 from parity.cli.parsing import Named
 from parity.cli.progress import Step, progress
 from parity.errors import EngineError, InputError, ParityError, UsageError, shown
-from parity.findings import Verdict
+from parity.findings import Verdict, quantity
 from parity.records.experiment import ARMS
 from parity.report.trackers import Targets, check_installed, publish
 from parity.report.words import LANGUAGES, Language, Say, speaker
 
 if TYPE_CHECKING:
     from parity.report.document import Report  # imports scipy, which takes seconds
+    from parity.report.html import PageEvidence
 
 EXIT_CODES = {
     Verdict.PARITY: 0,
@@ -99,44 +100,74 @@ def language_option(command: Callable[..., None]) -> Callable[..., None]:
     )(command)
 
 
-def publish_to(targets: Targets, report: Report, directory: Path) -> None:
-    """Publishes a report whose files are in a directory; what went where is said on standard error."""
-    for line in publish(report, directory, targets):
+def deliver(
+    report: Report,
+    folder: Path,
+    show: Callable[[Console], None],
+    *,
+    as_json: bool,
+    quiet: bool,
+    evidence: PageEvidence | None = None,
+    language: Language = "en",
+    targets: Targets = NO_TARGETS,
+) -> int:
+    """Writes a report, tells GitHub, shows and publishes it; the exit code of its verdict.
+
+    Args:
+        report: What a command came to.
+        folder: Where the files go.
+        show: Prints the report for a person.
+        as_json: Prints report.json instead, on standard output.
+        quiet: Prints the verdict alone.
+        evidence: The samples that the page shows.
+        language: Of the page, the Markdown and what is printed.
+        targets: The trackers that it is published to; what went where is said on standard error.
+    """
+    from parity.report.write import write_report
+
+    console = Console(stderr=as_json, highlight=False)
+    files = write_report(report, folder, evidence, language)
+    tell_github(report, language)
+    if as_json:
+        sys.stdout.buffer.write((folder / "report.json").read_bytes())
+    elif quiet:
+        console.print(report.verdict.verdict.value)
+    else:
+        show(console)
+        console.print(written(files, speaker(language)), style="dim", markup=False)
+    for line in publish(report, folder, targets):
         click.echo(line, err=True)
+    return EXIT_CODES[report.verdict.verdict]
 
 
 def conclude(
-    directory: Path,
-    console: Console,
-    as_json: bool,
-    quiet: bool,
-    language: Language = "en",
-    targets: Targets = NO_TARGETS,
+    directory: Path, as_json: bool, quiet: bool, language: Language = "en", targets: Targets = NO_TARGETS
 ) -> None:
     """Judges an experiment on disk, writes its report, shows it, and exits with the verdict's code."""
     from parity.commands.run import assess
+    from parity.report.html import gather
     from parity.report.terminal import print_report
-    from parity.report.write import write_report
 
-    result = assess(directory)
-    files = write_report(result, directory / "report", directory, language)
-    tell_github(result, language)
-    if as_json:
-        sys.stdout.buffer.write((directory / "report" / "report.json").read_bytes())
-    elif quiet:
-        console.print(result.verdict.verdict.value)
-    else:
-        print_report(result, console, language)
-        console.print(written(files, speaker(language)), style="dim", markup=False)
-    publish_to(targets, result, directory / "report")
-    sys.exit(EXIT_CODES[result.verdict.verdict])
+    report = assess(directory)
+    sys.exit(
+        deliver(
+            report,
+            directory / "report",
+            partial(print_report, report, language=language),
+            as_json=as_json,
+            quiet=quiet,
+            evidence=gather(report, directory),
+            language=language,
+            targets=targets,
+        )
+    )
 
 
 def written(files: Sequence[Path], say: Say) -> str:
     """Which files a command wrote."""
     names = [path.name for path in files if path.suffix != ".png"]
     pictures = len(files) - len(names)
-    more = [say("{count} pictures", count=pictures)] if pictures else []
+    more = [say(quantity(pictures, "pictures"))] if pictures else []
     return say("written to {directory}: {names}", directory=files[0].parent, names=say(", ").join([*names, *more]))
 
 

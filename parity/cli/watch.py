@@ -7,16 +7,16 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-import orjson
 from rich.console import Console, RenderableType
 from rich.live import Live
 
 from parity.cli.parsing import Command
-from parity.cli.shared import EXIT_CODES, EXIT_HELP, conclude
+from parity.cli.shared import EXIT_HELP, command_line, conclude, deliver
 from parity.errors import UsageError
 from parity.records.margins import IN_RUN, RUN, margin_option_help, parse_margins
 
@@ -64,7 +64,8 @@ def watch(
     arms differ, the smallest margin that the data prove, e-values, and breaches of the contract. All hold at every
     look: it ends with DIFFERENT once a difference beyond its margin has an e-value of 20 or the contract is broken, and
     with PARITY once every metric is shown to be inside its margin. Ctrl-C judges what has come so far. Started again,
-    it comes to the same evidence from the same files. It may be started before what it follows.
+    it comes to the same evidence from the same files. It may be started before what it follows. At its end it writes
+    the report that `parity run` writes, to DIRECTORY/report.
     """
     from parity.commands import watch as watching
     from parity.report.watch import line, print_result, screen
@@ -88,15 +89,12 @@ def watch(
             state = seen
             show(seen)
     if ours:
-        conclude(directory, console, as_json, quiet)
-    result = watching.judge_recording(directory, state)
-    if as_json:
-        sys.stdout.buffer.write(orjson.dumps(result.to_json(), option=orjson.OPT_INDENT_2) + b"\n")
-    elif quiet:
-        console.print(result.judgement.verdict.value)
-    else:
-        print_result(result, state, console)
-    sys.exit(EXIT_CODES[result.judgement.verdict])
+        conclude(directory, as_json, quiet)
+    from parity.commands.watch_report import report_of
+
+    report, evidence = report_of(directory, state, command_line())
+    show = partial(print_result, report, state)
+    sys.exit(deliver(report, directory / "report", show, as_json=as_json, quiet=quiet, evidence=evidence))
 
 
 @contextmanager

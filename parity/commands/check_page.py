@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from parity.commands.check import datasets_of, names_of
 from parity.findings import Judgement
-from parity.metrics import rollout_metrics
+from parity.metrics import sample_metrics
 from parity.records.provenance import versions
 from parity.records.samples import Rollout
 from parity.report import html
@@ -22,12 +22,12 @@ from parity.report.runs import RunRecord
 from parity.sources.directories import find_sources
 from parity.sources.registry import Source
 
-DESIGN = "dump"
+DUMP = "dump"
 HELD_BYTES = 500_000_000
 """Of samples in memory while a page is made; steps with a finding are held whatever the others take."""
 MOST_STEPS = 100_000
 
-_Held = dict[int, list[SampleRows]]
+Held = dict[int, list[SampleRows]]
 """Samples by step."""
 
 
@@ -57,7 +57,7 @@ def page_of(sources: Sequence[str], group_size: int | None, result: CheckResult,
     failing = {finding.where.rollout_id for finding in result.findings if finding.fails}
     held = [_hold(of_set, failing, HELD_BYTES // max(1, len(datasets))) for _, of_set in datasets]
     runs = [
-        RunRecord(name, name, number, DESIGN, _metrics(steps), {}, [])
+        RunRecord(name, name, number, DUMP, metrics_of(steps), {}, [])
         for number, (name, steps) in enumerate(zip(names, held, strict=True))
     ]
     report = report_of(result, command, runs, names)
@@ -66,9 +66,9 @@ def page_of(sources: Sequence[str], group_size: int | None, result: CheckResult,
     return html.render(report, evidence)
 
 
-def _hold(sources: Sequence[Source], failing: set[int | None], most: int) -> _Held:
+def _hold(sources: Sequence[Source], failing: set[int | None], most: int) -> Held:
     """Samples by step; from `most` bytes on, only of steps with a finding."""
-    held: _Held = {}
+    held: Held = {}
     size = 0
     for source in sources:
         assert source.samples is not None
@@ -85,25 +85,24 @@ def _hold(sources: Sequence[Source], failing: set[int | None], most: int) -> _He
     return held
 
 
-def _metrics(held: _Held) -> list[dict[str, float]]:
+def metrics_of(held: Held) -> list[dict[str, float]]:
     """What the samples of each step measure; a dump has no times."""
     lines = []
     for step, parts in sorted(held.items()):
-        measured = rollout_metrics(Rollout.concatenate([part.rollout for part in parts]), 1.0)
-        known = {name: value for name, value in measured.items() if not name.startswith("perf/")}
-        lines.append({"step": step, **known})
+        measured = sample_metrics(Rollout.concatenate([part.rollout for part in parts]))
+        lines.append({"step": step, **measured})
     return lines
 
 
-def _pairs(names: Sequence[str], held: Sequence[_Held]) -> tuple[PairOfRuns, ...]:
+def _pairs(names: Sequence[str], held: Sequence[Held]) -> tuple[PairOfRuns, ...]:
     steps = [max(of_set, default=-1) + 1 for of_set in held]
     if len(names) == 2:
-        return (PairOfRuns(DESIGN, 0, tuple(names), max(steps), partial(_side, held)),)
+        return (PairOfRuns(DUMP, 0, tuple(names), max(steps), partial(_side, held)),)
     return tuple(
-        PairOfRuns(DESIGN, number, (name,), steps[number], partial(_side, [of_set]), sides=1)
+        PairOfRuns(DUMP, number, (name,), steps[number], partial(_side, [of_set]), sides=1)
         for number, (name, of_set) in enumerate(zip(names, held, strict=True))
     )
 
 
-def _side(held: Sequence[_Held], side: int, step: int) -> Sequence[SampleRows]:
+def _side(held: Sequence[Held], side: int, step: int) -> Sequence[SampleRows]:
     return held[side].get(step, ()) if side < len(held) else ()

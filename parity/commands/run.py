@@ -23,7 +23,7 @@ from parity.contract_checks import (
 from parity.errors import InputError
 from parity.evidence.replay import compare_twin_steps
 from parity.findings import Finding, Level, Message, Status, Where, judge, listed, quantity, term
-from parity.metrics import RunCurves, curves_of_run, rollout_metrics
+from parity.metrics import RunCurves, curves_of_run, rollout_metrics, sample_metrics
 from parity.records.exchanges import Exchange
 from parity.records.experiment import (
     DESIGNS,
@@ -196,9 +196,7 @@ def _keep_drawn(run: _Run, pair: Pair, step: int, trained: Rollout, bounds: Grou
         if pair.design == "probe":
             run.drawn.setdefault(arm, []).append(part_of(of_arm, Rules()))
         if finished and len(of_arm):
-            measured = rollout_metrics(of_arm, seconds=1.0)
-            known = {name: value for name, value in measured.items() if not name.startswith("perf/")}
-            run.by_arm.setdefault(arm, []).append({"step": step, **known})
+            run.by_arm.setdefault(arm, []).append({"step": step, **sample_metrics(of_arm)})
 
 
 def _check_facts(experiment: Mapping[str, Any], directory: Path) -> None:

@@ -9,29 +9,26 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from parity.commands.check import check_sources
 from parity.contract_checks import Rules, check_batches, check_exchanges
 from parity.errors import InputError
-from parity.findings import Finding, Level, Message, Status, Verdict, judge, quantity
+from parity.findings import Finding, Level, Message, Status, Verdict
 from parity.records.exchanges import Exchange
 from parity.records.experiment import ExperimentConfig
 from parity.records.json_lines import read_appended
 from parity.records.samples import Rollout
 from parity.records.store import EXPERIMENT_FILE, read_experiment, run_store
 from parity.report.checks import CheckResult
-from parity.report.watch import WatchResult
 from parity.sources.dumps.sample_lines import samples_of_lines
-from parity.stats import DrawnGroup, GroupBounds, Trajectory, drawn_groups, margins_in_run, trajectory_findings
+from parity.stats import DrawnGroup, GroupBounds, Trajectory, drawn_groups, margins_in_run
 
 POLL_SECONDS = 1.0
 _ENDED = ("completed", "failed", "interrupted")
 ANSWERED = "groups_answered"
 """The check that a group fails while its samples are not scored."""
-_SAMPLES, _EXCHANGES = "rollout.samples.jsonl", "rollout.exchanges.jsonl"
+SAMPLES, EXCHANGES = "rollout.samples.jsonl", "rollout.exchanges.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,17 +141,22 @@ def follow(directory: Path) -> Follower:
     """
     if (directory / EXPERIMENT_FILE).exists():
         return ExperimentFollower(directory)
-    if not (directory / _SAMPLES).exists() and not (directory / _EXCHANGES).exists():
+    if not (directory / SAMPLES).exists() and not (directory / EXCHANGES).exists():
         raise InputError(
-            f"{directory}: neither an experiment ({EXPERIMENT_FILE}) nor a recording ({_SAMPLES}); "
+            f"{directory}: neither an experiment ({EXPERIMENT_FILE}) nor a recording ({SAMPLES}); "
             "give the --out of `parity run`, or the directory that the patch records to"
         )
     return RecordingFollower(directory)
 
 
+def folders_of(directory: Path) -> tuple[Path, Path]:
+    """Where a host's recorder writes what is trained on, and what is only compared."""
+    return directory, directory / "compared"
+
+
 def is_to_come(directory: Path) -> bool:
     """Whether there is nothing to follow yet, and nothing else either: whoever writes it may be starting."""
-    return all(path.name.startswith((".", "compared", "rollout.groups.")) for path in directory.glob("*"))
+    return all(path.name.startswith((".", "compared", "report", "rollout.groups.")) for path in directory.glob("*"))
 
 
 class ExperimentFollower:
@@ -207,7 +209,7 @@ class RecordingFollower:
     """Reads what a host's recorder appends; a rollout is whole once samples of a later one have come."""
 
     def __init__(self, directory: Path) -> None:
-        self._folders = (directory, directory / "compared")
+        self._folders = folders_of(directory)
         self._name = directory.name
         self._offsets: dict[Path, int] = {}
         self._rows: dict[int, dict[Path, list[tuple[str, dict[str, Any]]]]] = {}
@@ -216,9 +218,9 @@ class RecordingFollower:
     def poll(self) -> Iterator[WatchedStep]:
         """The rollouts that have become whole since the last call."""
         for folder in self._folders:
-            for path in (folder / _SAMPLES, folder / _EXCHANGES):
+            for path in (folder / SAMPLES, folder / EXCHANGES):
                 self._read(path)
-        sampled = [step for step, of_step in self._rows.items() if any(path.name == _SAMPLES for path in of_step)]
+        sampled = [step for step, of_step in self._rows.items() if any(path.name == SAMPLES for path in of_step)]
         for step in sorted(step for step in self._rows if step < max(sampled, default=step)):
             yield self._step(step)
 
@@ -240,11 +242,11 @@ class RecordingFollower:
     def _step(self, step: int) -> WatchedStep:
         of_step = self._rows.pop(step)
         self._whole.add(step)
-        samples = tuple(samples_of_lines(lines) for path, lines in of_step.items() if path.name == _SAMPLES)
+        samples = tuple(samples_of_lines(lines) for path, lines in of_step.items() if path.name == SAMPLES)
         exchanges = tuple(
             Exchange.from_json(row, place)
             for path, lines in of_step.items()
-            if path.name == _EXCHANGES
+            if path.name == EXCHANGES
             for place, row in lines
         )
         return WatchedStep(self._name, step, samples, exchanges)
@@ -285,25 +287,6 @@ def watch(follower: Follower, start: Watch, *, once: bool, sleep: float = POLL_S
     for step in follower.rest():
         seen = seen.update(step)
         yield seen
-
-
-def judge_recording(directory: Path, seen: Watch) -> WatchResult:
-    """The verdict on a host's recording.
-
-    Raises:
-        InputError: A file cannot be read.
-    """
-    checked = check_sources([str(directory)])
-    found = [*map(partial(of_last, seen.step), checked.findings), *unread_findings(checked)]
-    for trajectory in seen.trajectories.values():
-        found += trajectory_findings(trajectory)
-    if not seen.trajectories:
-        message = Message(
-            "no group's arm was drawn between two arms in {steps}: assign groups by probe or switchback",
-            steps=quantity(seen.steps, "steps"),
-        )
-        found.append(Finding("trajectory_evidence", Level.SAMPLING, Status.NOT_COMPARED, message))
-    return WatchResult(tuple(found), checked.counts, judge(found))
 
 
 def of_last(last: int | None, finding: Finding) -> Finding:

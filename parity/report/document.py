@@ -184,7 +184,7 @@ ROW_RULES = (
         FINISH_REASON_METRIC,
         "shares",
         ("finish_reason", "finish_stop", "finish_length", "exchange_finish_reason", "arms_finish_reasons"),
-        ("finish_reason", "rollout/truncated_ratio"),
+        ("finish_reason", "rollout/truncated_ratio", "truncated", "aborted"),
     ),
     RowRule("reward", REWARD, "mean", ("reward_recomputed", "reward_missing"), ("reward",)),
     RowRule("advantage", ADVANTAGE, "mean", ("advantage_recomputed",), ("advantage",)),

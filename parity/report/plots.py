@@ -25,6 +25,7 @@ from parity.findings import Finding, Level, quantity
 from parity.metrics import Curve, align
 from parity.report import text
 from parity.report.document import ADVANTAGE, ROUNDING, Report
+from parity.report.scope import SAMPLED
 from parity.report.text import factor_of, in_log, margins
 from parity.report.words import Say, english
 
@@ -79,9 +80,9 @@ def draw(report: Report, say: Say = english) -> list[Picture]:
     """
     pictures = []
     for design, arms in report.arms_of_design.items():
-        pictures.append(
-            _picture(report, arms, CURVE_PANELS, f"curves-{design}.png", partial(_curves_title, report, design), say)
-        )
+        if design != SAMPLED:
+            title = partial(_curves_title, report, design)
+            pictures.append(_picture(report, arms, CURVE_PANELS, f"curves-{design}.png", title, say))
     timed = [run for run in report.outcomes if run.design == (report.compared_design or run.design)]
     by_arm = {arm: tuple(run.run for run in timed if run.arm == arm) for arm in (report.baseline, report.experiment)}
     pictures.append(_picture(report, by_arm, COST_PANELS, "rollout-time.png", _time_title, say))

@@ -1,13 +1,11 @@
-"""The result of sampling at fixed weights, on a terminal and as files."""
+"""The result of sampling at fixed weights, on a terminal."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import orjson
 from rich import box
 from rich.console import Console
 from rich.table import Column, Table
@@ -15,12 +13,13 @@ from rich.text import Text
 
 from parity.findings import Finding, Judgement, Level, Status, Verdict, quantity
 from parity.records.sampling import SamplingConfig
-from parity.records.store import write_atomically
 from parity.report import text
 from parity.report.checks import by_check, state
-from parity.report.colours import COLOURS, STATUS_COLOURS
-from parity.report.junit import render_findings
-from parity.report.markdown import escape
+from parity.report.colours import STATUS_COLOURS
+from parity.report.document import Report
+from parity.report.scope import Scope
+from parity.report.terminal import print_findings, print_verdict
+from parity.report.words import english
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,86 +40,39 @@ class SamplingResult:
     counts: Mapping[str, int]
     stopped: str
 
-    def to_json(self) -> dict[str, Any]:
-        """The result in the format of `--json`."""
-        return {
-            "verdict": self.judgement.verdict.value,
-            "counts": dict(self.counts),
-            "stopped": self.stopped,
-            "reasons": list(self.judgement.reasons),
-            "findings": [finding.to_json() for finding in self.findings],
-            "config": self.config.to_json(),
-        }
 
-
-COLUMNS = ("metric", "baseline", "experiment", "difference", "equal within", "margin", "finding")
-
-
-def print_sampling(result: SamplingResult, console: Console) -> None:
-    """Prints the metrics, what else was tested, what the contract says, and the verdict."""
-    *columns, last = COLUMNS
-    table = Table(*columns, Column(last, no_wrap=True), box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+def print_sampling(result: SamplingResult, report: Report, console: Console) -> None:
+    """Prints the metrics, what else was tested, what the contract says, and the verdict with its scope."""
+    table = Table(
+        Column("metric", width=12),
+        *("baseline", "experiment", "difference"),
+        Column("equal within", width=8),
+        *("margin", Column("finding", no_wrap=True)),
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+    )
     for finding in marginal(result):
         table.add_row(*map(Text, cells(finding)), style=STATUS_COLOURS[finding.status])
     console.print(table)
     passing = [finding for finding in others(result) if finding.status is Status.PASS]
-    for finding in others(result):
-        if finding.status is not Status.PASS:
-            line = f"  {text.status(finding.status)}: {finding.check.removeprefix('sampling_')} {finding.message}"
-            console.print(Text(line, style=STATUS_COLOURS[finding.status]))
+    for status in (Status.FAIL, Status.INCONCLUSIVE, Status.NOT_COMPARED):
+        alike = [finding for finding in others(result) if finding.status is status]
+        print_findings(alike, f"more {text.status(status)}", console, english)
     for check, own in by_check(passing).items():
         names = ", ".join(str(one.where.field).replace("_", " ") for one in own)
         console.print(Text(f"  pass: {check.removeprefix('sampling_')} ({names})", style="dim"))
     for line in contract_lines(result):
         console.print(Text(f"  {line}", style="red" if "FAIL" in line else "dim"))
-    console.print(Text(headline(result), style=f"bold {COLOURS[result.judgement.verdict]}"))
+    print_verdict(report, console, english)
 
 
-def write_sampling(result: SamplingResult, directory: Path) -> Path:
-    """Writes report.json, junit.xml and report.md; returns the path of the last."""
-    directory.mkdir(parents=True, exist_ok=True)
-    write_atomically(directory / "report.json", orjson.dumps(result.to_json(), option=orjson.OPT_INDENT_2))
-    junit = render_findings(f"parity sample: {result.judgement.verdict.value}", result.findings)
-    write_atomically(directory / "junit.xml", junit)
-    write_atomically(directory / "report.md", render(result).encode())
-    return directory / "report.md"
-
-
-def render(result: SamplingResult) -> str:
-    """The result as Markdown; what another program wrote is escaped."""
-    found = [(one.check, text.status(one.status), one.message) for one in others(result)]
-    blocks = [
-        f"# Sampling at fixed weights: {result.judgement.verdict.value}",
-        f"**{escape(headline(result))}**",
-        "## Means by prompt group",
-        _table(COLUMNS, [cells(finding) for finding in marginal(result)]),
-        "## Independence, slots, shape and log-probs",
-        _table(("check", "finding", "what was found"), found),
-        "## Contract",
-        "\n".join(f"- {escape(line)}" for line in contract_lines(result)),
-        "## What was asked",
-        _table(("setting", "value"), [(name, _setting(value)) for name, value in result.config.to_json().items()]),
-    ]
-    return "\n\n".join(blocks) + "\n"
-
-
-def _setting(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return ", ".join(f"{name}={_setting(one)}" for name, one in value.items())
-    return "not given" if value in (None, "") else str(value)
-
-
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [columns, ["---"] * len(columns), *([escape(cell) for cell in row] for row in rows)]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-def headline(result: SamplingResult) -> str:
-    """The verdict in one sentence, with how many groups it took and why it ended there."""
+def headline(result: SamplingResult, scope: Scope) -> str:
+    """The verdict in one sentence, with what it speaks of, how many groups it took and why it ended there."""
     config, groups = result.config, result.counts["groups"]
-    size = f"{quantity(groups, 'groups')} of {config.group_size} in each arm"
-    said = f"{config.experiment} against {config.baseline} at fixed weights, {size}"
-    sentence = f"{result.judgement.verdict.value}: {said}; {result.stopped}."
+    arms = f"{config.experiment} against {config.baseline} at fixed weights ({text.short_scope(scope)})"
+    size = f"{config.group_size} samples a group in each arm"
+    sentence = f"{result.judgement.verdict.value}: {arms}, {size}; {result.stopped}."
     undecided = [one for one in marginal(result) if one.status is Status.INCONCLUSIVE]
     needed = [int(one.evidence["groups_needed"]) for one in undecided if one.evidence.get("groups_needed")]
     if result.judgement.verdict is not Verdict.INCONCLUSIVE or not needed:
@@ -155,7 +107,7 @@ def contract_lines(result: SamplingResult) -> list[str]:
 
 
 def cells(finding: Finding) -> tuple[str, ...]:
-    """The cells of a finding on a mean, under `COLUMNS`."""
+    """The cells of a finding on a mean, in the order of the table."""
     evidence: Mapping[str, Any] = finding.evidence
     name = str(finding.where.field)
     if "estimate" not in evidence:

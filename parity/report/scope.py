@@ -14,6 +14,13 @@ REFERENCE_TRAINER = "parity's reference GRPO trainer"
 """The trainer of `parity run`, which is not the user's own."""
 
 
+FIXED_WEIGHTS = Message("fixed weights")
+"""In place of a trainer, where nothing is trained."""
+
+SAMPLED = "sampled"
+"""The design of samples at fixed weights, which are of no run and no step."""
+
+
 @dataclass(frozen=True, slots=True)
 class Scope:
     """What a verdict speaks of; a text is empty, and a number 0, where it is not recorded.
@@ -70,6 +77,7 @@ def scope_of(
         if finding.where.field and isinstance(margin := finding.evidence.get("margin"), (int, float))
     }
     defaults = set(facts.get("default_margins") or ())
+    runs = [outcome for outcome in outcomes if outcome.design != SAMPLED]
     return Scope(
         engine=str(facts.get("engine") or ""),
         engine_version=str(facts.get("engine_version") or ""),
@@ -77,8 +85,8 @@ def scope_of(
         model=str(facts.get("model") or ""),
         trainer=str(facts.get("trainer") or ""),
         task=str(facts.get("task") or ""),
-        runs=len(outcomes),
-        steps=max((outcome.steps for outcome in outcomes), default=0),
+        runs=len(runs),
+        steps=max((outcome.steps for outcome in runs), default=0),
         groups=counts.get("groups", 0),
         margins=margins,
         default_margins=tuple(metric for metric in margins if metric in defaults),

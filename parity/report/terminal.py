@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich import box
 from rich.console import Console
 from rich.table import Column, Table
@@ -35,8 +37,8 @@ def print_report(report: Report, console: Console, language: Language = "en") ->
     console.print(table)
     console.print(Text(text.basis(report, say), style="dim"))
     undecided = [finding for finding in report.findings if finding.status is Status.INCONCLUSIVE]
-    _print_findings(report.failing, say("more failing"), console, say)
-    _print_findings(undecided, say("more inconclusive"), console, say)
+    print_findings(report.failing, say("more failing"), console, say)
+    print_findings(undecided, say("more inconclusive"), console, say)
     for reason in text.reasons(report, say):
         console.print(Text(f"  {one_line(reason)}"))
     print_verdict(report, console, say)
@@ -49,8 +51,8 @@ def print_verdict(report: Report, console: Console, say: Say) -> None:
         console.print(Text(one_line(line)))
 
 
-def _print_findings(findings: tuple[Finding, ...] | list[Finding], rest: str, console: Console, say: Say) -> None:
-    """The first findings, each in the colour of its status, and how many there are beside them."""
+def print_findings(findings: Sequence[Finding], rest: str, console: Console, say: Say) -> None:
+    """Prints the first findings, each in the colour of its status, and how many there are beside them."""
     for finding in findings[:FAILING_SHOWN]:
         line = f"  {finding.level.rung} {one_line(text.sentence(finding, say))}"
         console.print(Text(line, style=STATUS_COLOURS[finding.status]))

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from parity.findings import Finding, Level, Status, Verdict, quantity
 from parity.report.document import ADVANTAGE, ROUNDING, CostRow, Report, Row, Rung
 from parity.report.runs import RunOutcome
-from parity.report.scope import Scope
+from parity.report.scope import FIXED_WEIGHTS, Scope
 from parity.report.words import Say, english
 
 NOT_COMPARED = "not compared"
@@ -132,7 +132,7 @@ def short_scope(scope: Scope, say: Say = english) -> str:
     """What a verdict speaks of in a few words: engine, trainer, task, runs, steps and groups, as far as recorded."""
     return say(", ").join(
         [
-            *filter(None, (_engine(scope), say(scope.trainer))),
+            *filter(None, (_engine(scope), "" if scope.trainer == FIXED_WEIGHTS else say(scope.trainer))),
             *([say("task {task}", task=scope.task)] if scope.task else []),
             *_sizes(scope, say),
         ]
@@ -148,7 +148,11 @@ def scope_sentence(report: Report, say: Say = english) -> str:
         (say("trainer"), say(scope.trainer)),
         (say("task"), scope.task),
     )
-    parts = [say("{name} {value}", name=name, value=value) for name, value in named if value]
+    parts = [
+        value if value == say(FIXED_WEIGHTS) else say("{name} {value}", name=name, value=value)
+        for name, value in named
+        if value
+    ]
     parts += _sizes(scope, say)
     if missing := [name for name, value in named if not value]:
         parts.append(say("not recorded: {names}", names=say(", ").join(missing)))
@@ -337,7 +341,7 @@ def _interval(finding: Finding, say: Say) -> str:
 
 def interval_level(finding: Finding) -> int:
     """The level of the interval that decides a finding, in per cent: 90 for two one-sided tests at 5 %."""
-    return 90 if "margin" in finding.evidence and finding.status is not Status.FAIL else 95
+    return 90 if "ci90" in finding.evidence and finding.status is not Status.FAIL else 95
 
 
 def tested_cells(row: Row, say: Say = english) -> tuple[str, str]:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from parity.findings import Finding, Judgement, Status, Verdict, quantity
+from parity.findings import Finding, Level, Status, Verdict, quantity
 from parity.report.colours import COLOURS
+from parity.report.document import Report
+from parity.report.terminal import print_findings, print_verdict
+from parity.report.words import english
 from parity.stats import Trajectory, e_value
 
 _STATE = {Verdict.PARITY: "inside margin", Verdict.DIFFERENT: "different", Verdict.INCONCLUSIVE: "open"}
@@ -28,30 +30,6 @@ class Seen(Protocol):
     def failing(self) -> tuple[Finding, ...]: ...  # noqa: D102
     @property
     def last(self) -> str: ...  # noqa: D102
-
-
-@dataclass(frozen=True, slots=True)
-class WatchResult:
-    """What a watched recording shows: the whole contract, checked again from the files, and the evidence so far.
-
-    Attributes:
-        findings: Of both.
-        counts: How many samples, groups and exchanges were checked.
-        judgement: The verdict and what it rests on.
-    """
-
-    findings: tuple[Finding, ...]
-    counts: Mapping[str, int]
-    judgement: Judgement
-
-    def to_json(self) -> dict[str, Any]:
-        """The result in the format of `--json`."""
-        return {
-            "verdict": self.judgement.verdict.value,
-            "reasons": list(self.judgement.reasons),
-            "counts": dict(self.counts),
-            "findings": [finding.to_json() for finding in self.findings],
-        }
 
 
 def line(seen: Seen) -> str:
@@ -91,17 +69,11 @@ def screen(seen: Seen) -> RenderableType:
     return Group(*tables, *failing[:_FAILING_SHOWN], Text(line(seen), style="dim"))
 
 
-def print_result(result: WatchResult, seen: Seen, console: Console) -> None:
-    """The evidence, what fails, and the verdict last."""
+def print_result(report: Report, seen: Seen, console: Console) -> None:
+    """Prints the evidence, what fails or is open, and the verdict with its scope."""
     console.print(screen(seen))
-    failing = [finding for finding in result.findings if finding.fails]
-    for finding in failing[:_FAILING_SHOWN]:
-        console.print(Text(f"{finding.level.rung} {finding.check}: {finding.where} {finding.message}", style="red"))
-    if (more := len(failing) - _FAILING_SHOWN) > 0:
-        console.print(Text(f"{quantity(more, 'more failing findings')} in --json", style="red"))
-    for finding in result.findings:
-        if finding.check.startswith("trajectory_") and finding.status is not Status.PASS and not finding.fails:
-            console.print(Text(finding.message, style="yellow"))
-    for reason in result.judgement.reasons:
-        console.print(Text(f"  {reason}"))
-    console.print(Text(result.judgement.verdict.value, style=f"bold {COLOURS[result.judgement.verdict]}"))
+    print_findings(report.failing, "more failing", console, english)
+    undecided = [one for one in report.findings if one.status in (Status.INCONCLUSIVE, Status.NOT_COMPARED)]
+    of_sampling = [one for one in undecided if one.level is Level.SAMPLING or one.status is Status.INCONCLUSIVE]
+    print_findings(of_sampling, "more inconclusive", console, english)
+    print_verdict(report, console, english)

@@ -11,23 +11,19 @@ from parity.report.words import Language, speaker
 
 
 def write_report(
-    report: Report, directory: Path, experiment: Path | None = None, language: Language = "en"
+    report: Report, directory: Path, evidence: html.PageEvidence | None = None, language: Language = "en"
 ) -> list[Path]:
     """Writes report.html, report.md, comment.md, report.json, junit.xml and PNGs; the same report gives the same bytes.
 
-    Pictures come first and report.md last, so that a report that is there is whole. The page shows the samples and
-    events of `experiment`, where they are on disk; `language` is that of the page and of report.md.
-
-    Raises:
-        InputError: A file of the experiment cannot be read.
+    Pictures come first and report.md last, so that a report that is there is whole. The page shows the samples
+    and events of `evidence`; `language` is that of the page and of report.md.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    evidence = html.gather(report, experiment) if experiment else html.PageEvidence()
     pictures = plots.draw(report, speaker(language))
     contents = {picture.file_name: picture.content for picture in pictures}
     contents["report.json"] = data.render(report)
     contents["junit.xml"] = junit.render(report)
-    contents["report.html"] = html.render(report, evidence, language)
+    contents["report.html"] = html.render(report, evidence or html.PageEvidence(), language)
     contents["comment.md"] = comment.render(report, language).encode()
     contents["report.md"] = markdown.render(report, pictures, language).encode()
     for name, content in contents.items():

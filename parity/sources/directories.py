@@ -126,6 +126,8 @@ def _reason_to_leave(file: Path, directory: Path, finished_steps: Callable[[Path
         return "an evaluation; name the file itself to check it"
     if file.name in _RECORDS and _is_of_experiment(file):
         return "a record of parity itself, which `parity report` reads"
+    if file.parent.name == "report" and (file.parent / "report.json").exists():
+        return "a report of parity itself"
     run = file.parent.parent
     if file.parent.name in _PARTS_OF_A_RUN and (run.parent.parent / EXPERIMENT_FILE).exists():
         step = "".join(filter(str.isdecimal, file.name.partition(".")[0]))

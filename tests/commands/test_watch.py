@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import random
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -13,7 +16,9 @@ import orjson
 import pytest
 
 from parity.cli import cli, main
-from parity.commands.watch import RecordingFollower, Watch, WatchedStep, follow, judge_recording, watch
+from parity.commands.check import check_sources
+from parity.commands.watch import RecordingFollower, Watch, WatchedStep, follow, watch
+from parity.commands.watch_report import report_of
 from parity.errors import InputError, UsageError
 from parity.evidence.sampling.trajectory import GroupBounds, Trajectory, drawn_groups, trajectory_findings
 from parity.findings import Finding, Status, Verdict
@@ -331,6 +336,59 @@ def test_the_command_judges_a_recording(
     assert end.value.code == code
     assert result["verdict"] == {3: "INCONCLUSIVE", 1: "DIFFERENT"}[code]
     assert not [one for one in result["findings"] if one["level"] == "contract" and one["status"] == "fail"]
+    written = {path.name: path for path in (tmp_path / "report").iterdir()}
+    assert {"report.html", "report.md", "comment.md", "report.json", "junit.xml", "curves-probe.png"} <= set(written)
+    assert orjson.loads(written["report.json"].read_bytes()) == result
+    steps = 30 if spoil else 3
+    assert (result["scope"]["steps"], result["scope"]["groups"]) == (steps, 2 * GROUPS * steps)
+    assert result["scope"]["margins"]["rollout/raw_reward"] == 0.1
+    rows = {row["name"]: row for row in result["table"]}
+    assert rows["output count"]["baseline"] == rows["output count"]["experiment"] == {"total": steps * GROUPS * SIZE}
+    assert rows["reward"]["findings"][-1]["check"] == "trajectory_difference"
+    # The report is no part of the recording: it is checked and watched again as before.
+    again = check_sources([str(tmp_path)])
+    assert {one.reason for one in again.omissions} <= {"a report of parity itself"}
+
+
+def page_of(directory: Path) -> dict[str, Any]:
+    page = (directory / "report" / "report.html").read_text()
+    packed = re.findall(r'id="samples-probe-0-0">([^<]*)<', page)
+    return orjson.loads(gzip.decompress(base64.b64decode(packed[0])))  # type: ignore[no-any-return]
+
+
+def test_the_page_shows_both_arms_of_a_recording_with_their_rows_on_disk(
+    tmp_path: Path, drawn: Drawn, record: Recorded
+) -> None:
+    for step in range(2):
+        record(tmp_path, step, drawn(step))
+    with pytest.raises(SystemExit):
+        cli.main(["watch", str(tmp_path), "--once", "--quiet"], standalone_mode=False)
+    page = page_of(tmp_path)
+    for side, arm in (("baseline", "per-sample"), ("experiment", "native")):
+        parts = page[side]
+        assert sum(len(part["row"]) for part in parts) == GROUPS * SIZE
+        for part in parts:
+            lines = [orjson.loads(line) for line in Path(part["file"]).read_bytes().splitlines()]
+            of_side = [lines[row] for row in part["row"]]
+            assert {one["arm"] for one in of_side} == {arm}
+            if "group_index" in part:
+                assert [one["group_index"] for one in of_side] == part["group_index"]
+    assert {request[-1] for request in page["requests"][0]} == set(ARMS), "requests of both arms"
+
+
+def test_a_recording_in_which_no_arm_was_drawn_says_so_and_shows_its_samples(
+    tmp_path: Path, drawn: Drawn, record: Recorded, capsys: pytest.CaptureFixture[str]
+) -> None:
+    samples = [one for one in drawn(0, "switchback") if one.arm == "native"]
+    for one in samples:
+        one.extra = {**one.extra, "assignment": {"policy": "fixed", "arm": "native", "probability": 1, "trained": True}}
+    record(tmp_path, 0, samples)
+    with pytest.raises(SystemExit) as end:
+        cli.main(["watch", str(tmp_path), "--once", "--json"], standalone_mode=False)
+    result = orjson.loads(capsys.readouterr().out)
+    assert end.value.code == 3
+    assert (result["verdict"], result["experiment"]) == ("INCONCLUSIVE", "")
+    assert "assign groups by probe or switchback" in result["headline"]
 
 
 def without_scores(directory: Path, step: int) -> None:
@@ -361,7 +419,7 @@ def test_a_recording_that_is_being_written_is_not_called_different_for_it(
         record(tmp_path, number, drawn(number))
     spoil(tmp_path, step)
     *_, seen = watch(RecordingFollower(tmp_path), Watch(BOUNDS), once=True)
-    assert judge_recording(tmp_path, seen).judgement.verdict is verdict
+    assert report_of(tmp_path, seen, "")[0].verdict.verdict is verdict
 
 
 @pytest.mark.parametrize("bounds", [("1", "0"), ("1", "1"), ("nan", "1"), ("0", "inf")])

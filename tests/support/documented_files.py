@@ -21,6 +21,7 @@ from parity.metrics import rollout_metrics
 from parity.records.experiment import ExperimentConfig
 from parity.records.samples import Rollout, Sample
 from parity.records.store import create_experiment, run_store
+from parity.report.html import gather
 from parity.report.write import write_report
 
 GROUPS, SIZE = 8, 8
@@ -49,7 +50,8 @@ def write_experiment(out: Path) -> None:
             store.write_step(step, rollout, clean_exchanges(own))
             store.append_metrics({"step": step, **rollout_metrics(rollout, 1.0), "train/loss": 0.5})
         store.write_outcome({"status": "completed"})
-    write_report(assess(out), out / "report", out)
+    report = assess(out)
+    write_report(report, out / "report", gather(report, out))
 
 
 def write_recording(directory: Path, rows: Sequence[Sample], name: str = "rollout", compress: bool = False) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -10,10 +11,9 @@ import numpy as np
 import pyarrow as pa
 
 from parity.commands.sample.store import SamplingStore
-from parity.metrics import rollout_metrics
+from parity.metrics import sample_metrics
 from parity.records.exchanges import Exchange
 from parity.records.margins import SAMPLING
-from parity.records.provenance import versions
 from parity.records.samples import Rollout
 from parity.records.sampling import BLOCK
 from parity.report import html
@@ -21,11 +21,10 @@ from parity.report.document import Report, build_report
 from parity.report.html import PageEvidence, PairOfRuns, SampleRows
 from parity.report.runs import RunRecord
 from parity.report.sampling import SamplingResult, headline
+from parity.report.scope import FIXED_WEIGHTS, SAMPLED
 
-DESIGN = "sampled"
 
-
-def report_of(result: SamplingResult, directory: Path, command: str) -> tuple[Report, PageEvidence]:
+def report_of(result: SamplingResult, directory: Path) -> tuple[Report, PageEvidence]:
     """The report of a sampling on disk, and the samples that its page shows; a step is a block of prompts.
 
     Raises:
@@ -34,28 +33,30 @@ def report_of(result: SamplingResult, directory: Path, command: str) -> tuple[Re
     config, store = result.config, SamplingStore(directory, result.config)
     rollouts = [store.rollout(arm) for arm in config.arms]
     exchanges = [list(store.exchanges(arm)) for arm in config.arms]
+    recorded = store.facts()
     facts = {
+        **recorded,
         "baseline": config.baseline,
         "experiment": config.experiment,
-        "engine": config.engine,
-        "model": config.model_path or "",
+        "engine": recorded["config"]["engine"],
+        "trainer": FIXED_WEIGHTS,
         "task": config.prompts or config.task,
+        "seeds": [config.seed],
         "counts": result.counts,
         "margins": config.margins,
-        "default_margins": [name for name, margin in config.margins.items() if SAMPLING.get(name) == margin],
-        "commands": [command],
-        "versions": versions(),
-        "config": config.to_json(),
+        "default_margins": [name for name, margin in SAMPLING.items() if config.margins.get(name, margin) == margin],
+        "commands": [recorded["command"]] if recorded.get("command") else [],
     }
     runs = [
-        RunRecord(arm, arm, config.seed, DESIGN, [{"step": 0, **_measured(rollout)}], {"status": "completed"}, [])
+        RunRecord(arm, arm, config.seed, SAMPLED, [{"step": 0, **sample_metrics(rollout)}], {"status": "completed"}, [])
         for arm, rollout in zip(config.arms, rollouts, strict=True)
         if len(rollout)
     ]
-    report = build_report(facts, runs, result.findings, result.judgement, headline(result))
+    report = build_report(facts, runs, result.findings, result.judgement)
+    report = replace(report, headline=headline(result, report.scope))
     blocks = -(-result.counts["groups"] // BLOCK)
     pair = PairOfRuns(
-        DESIGN,
+        SAMPLED,
         config.seed,
         config.arms,
         blocks,
@@ -63,12 +64,6 @@ def report_of(result: SamplingResult, directory: Path, command: str) -> tuple[Re
         partial(_requests, exchanges),
     )
     return report, PageEvidence(str(directory), {}, (pair,), html.pack(report, (pair,)), ())
-
-
-def _measured(rollout: Rollout) -> dict[str, float]:
-    """What all samples of an arm measure, but for times."""
-    measured = rollout_metrics(rollout, 1.0)
-    return {name: value for name, value in measured.items() if not name.startswith("perf/")}
 
 
 def _samples(arms: Sequence[str], rollouts: Sequence[Rollout], side: int, block: int) -> Iterable[SampleRows]:

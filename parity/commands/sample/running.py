@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -121,6 +122,7 @@ async def _sample(
     async with engine.client(Waits(note=watcher.note)) as client:
         seen = await detect_determinism(client.generate, await client.capabilities())
         watcher.note(f"engine {config.engine}: {seen.summary}")
+        store.amend({**_engine_facts(await client.server_info(), policy), "engine_determinism": seen.to_json()})
         check_free_groups(config.arms, seen)
         asker = Asker(config, client, seen.capabilities, cap, reward)
         sampled = await _blocks(asker, store, _source(config, task, prompts, policy), rules, watcher)
@@ -142,6 +144,16 @@ async def _sample(
         "exchanges": sum(map(len, recorded.exchanges)),
     }
     return SamplingResult(config, tuple(findings), judge(findings), counts, sampled.stopped)
+
+
+def _engine_facts(info: Mapping[str, Any], policy: Path | None) -> dict[str, str]:
+    """What answered: version and number format as the engine states them, and the model that it serves."""
+    version, dtype = (str(info.get(name) or "not stated") for name in ("version", "dtype"))
+    model = str(info.get("model_path") or "")
+    if policy is not None:
+        shape = read_json(policy / "config.json")
+        model = f"{shape.get('model_type')}, {shape.get('num_hidden_layers')} layers of {shape.get('hidden_size')}"
+    return {"engine_version": version, "engine_dtype": dtype, "model": model}
 
 
 Source = Callable[[int, int], Sequence[Prompt]]

@@ -49,7 +49,7 @@ class SamplingStore:
 
     def reopen(self, facts: Mapping[str, Any]) -> None:
         """Goes on with the directory: drops what is no whole block, in both arms."""
-        self._write({**read_json(self.path / FILE), **facts})
+        self.amend(facts)
         finished = min(self._whole_groups(arm) for arm in self.config.arms)
         kept = finished if finished == self.config.limit else finished // BLOCK * BLOCK
         for arm in self.config.arms:
@@ -58,6 +58,18 @@ class SamplingStore:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 lines = [line for line, group in _lines(path) if group < kept]
                 write_atomically(path, b"".join(lines))
+
+    def facts(self) -> dict[str, Any]:
+        """What is recorded of this sampling, its configuration as `config`.
+
+        Raises:
+            InputError: It cannot be read.
+        """
+        return read_json(self.path / FILE)
+
+    def amend(self, facts: Mapping[str, Any]) -> None:
+        """Adds to what is recorded."""
+        self._write({**self.facts(), **facts})
 
     def _write(self, facts: Mapping[str, Any]) -> None:
         content = {"format": 1, **facts, "config": self.config.to_json()}

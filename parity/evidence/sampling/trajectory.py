@@ -122,9 +122,15 @@ def drawn_groups(rollout: Rollout, bounds: GroupBounds) -> tuple[list[DrawnGroup
 
 def of_drawn_arm(rollout: Rollout, arm: str) -> Rollout:
     """The samples whose group was drawn to an arm."""
+    return Rollout(rollout.table.take(pa.array(rows_of_drawn_arm(rollout, arm), pa.int64())))
+
+
+def rows_of_drawn_arm(rollout: Rollout, arm: str) -> list[int]:
+    """The rows of the samples whose group was drawn to an arm."""
     assignments = [rollout.extra(row).get("assignment") or {} for row in range(len(rollout))]
-    drawn = [of_row.get("arm") == arm and of_row.get("probability") != 1 for of_row in assignments]
-    return Rollout(rollout.table.filter(pa.array(drawn, pa.bool_())))
+    return [
+        row for row, of_row in enumerate(assignments) if of_row.get("arm") == arm and of_row.get("probability") != 1
+    ]
 
 
 def _read_assignment(assignment: Any, where: str) -> tuple[str, str, bool]:

@@ -12,13 +12,15 @@ from toy_engine import ToyEngine, toy_engine
 
 from parity.commands.check import check_sources
 from parity.commands.question import check_sampling
+from parity.commands.sample.reporting import report_of
 from parity.commands.sample.running import Watcher, sample_arms
 from parity.commands.sample.store import SamplingStore
 from parity.errors import EngineError, InputError, UsageError
 from parity.findings import Finding, Level, Status, Verdict
 from parity.records.samples import Rollout
 from parity.records.sampling import SamplingConfig
-from parity.report.sampling import SamplingResult, render
+from parity.report.sampling import SamplingResult
+from parity.report.write import write_report
 
 MARGINS = {"reward": 0.15, "response_length": 0.2, "negative_log_likelihood": 0.2, "truncated": 0.1}
 
@@ -72,11 +74,12 @@ def test_a_sound_engine_is_at_parity_and_only_asked_to_generate(prompts: Path, t
     assert {status.status for status in found(result, "sampling_logprobs")} == {Status.PASS}
     assert {one.status for one in found(result, "sampling_shape")} == {Status.PASS}
     assert not engine.paths - {"/server_info", "/get_server_info"}, "a deployment is asked, and nothing else"
-    json.dumps(result.to_json(), allow_nan=False)
-    asked = render(result).partition("## What was asked")[2]
-    assert "| fixed | not given |" in asked
-    assert "| margins | reward=0.15, response_length=0.2, " in asked.replace("\\", "")
-    assert "None" not in asked
+    report, evidence = report_of(result, tmp_path)
+    assert (report.scope.engine_version, report.scope.dtype) == ("toy", "not stated")
+    assert report.scope.margins["reward"] == MARGINS["reward"]
+    assert report.provenance.config["margins"] == MARGINS
+    files = write_report(report, tmp_path / "report", evidence)
+    assert {"report.json", "junit.xml", "report.html", "comment.md", "report.md"} <= {path.name for path in files}
     # What is on disk is sound by the contract, and read by those who read such files.
     assert check_sources([str(tmp_path)], reward="toy_engine:reward").verdict.value == "PASS"
 
