@@ -28,7 +28,6 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from parity.engines import open_engine
-from parity.engines.sglang import PYTHON_VARIABLE
 
 
 def main() -> None:
@@ -45,11 +44,12 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     if options.sglang_python:
-        os.environ[PYTHON_VARIABLE] = options.sglang_python
+        os.environ["PARITY_SGLANG_PYTHON"] = options.sglang_python
     os.environ["OMP_NUM_THREADS"] = str(options.threads)
     random.seed(0)
     torch.set_num_threads(options.threads)
-    model: Any = AutoModelForCausalLM.from_pretrained(options.model_path).float().eval()
+    pretrained: Any = AutoModelForCausalLM.from_pretrained(options.model_path)
+    model = pretrained.float().eval()
     vocabulary = model.config.vocab_size
 
     def prompts(count: int) -> list[list[int]]:

@@ -55,7 +55,7 @@ class Adapter:
         """The fields as they are."""
         return dict(vars(sample))
 
-    def restore(self, sample: HostSample, snapshot: object) -> None:
+    def restore(self, sample: HostSample, snapshot: Any) -> None:
         """The fields as they were."""
         vars(sample).update(snapshot)
 

@@ -53,7 +53,7 @@ def rollout(step: int, samples: int, tokens: int, run: str, arm: str) -> Rollout
         "advantage": [0.0] * samples,
         "loss_mask": [[1] * int(length) for length in lengths],
         "response_length": lengths.tolist(),
-        "weight_versions": [[weight_version(run, step)]] * samples,
+        "weight_versions": [[weight_version("", run, step)]] * samples,
         "extra": [json.dumps({"prompt": prompt})] * samples,
     }
     return Rollout.from_table(
@@ -100,7 +100,7 @@ def main() -> None:
             reads[path] += 1
             return read(path)
 
-        Rollout.read_parquet = counted  # type: ignore[method-assign, assignment]
+        Rollout.read_parquet = counted  # type: ignore[method-assign]
         started = time.perf_counter()
         report = assess(directory)
         judged, of_checks = time.perf_counter(), max(reads.values())

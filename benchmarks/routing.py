@@ -25,8 +25,8 @@ from parity.commands.bench import run_bench
 from parity.commands.bench.loads import metrics_source
 from parity.engines import EngineProcess, router
 from parity.engines.process import HOST, reserve_port
+from parity.evidence.cost.benchmark import Summary, summarise
 from parity.records.bench import BenchConfig, Workload, parse_mode
-from parity.stats import Summary, summarise
 
 WORKER = Path(__file__).parents[1] / "tests" / "support" / "paced_worker.py"
 EAGER = "cache_aware 4/1.1"

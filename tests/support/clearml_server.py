@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from aiohttp import web
+from aiohttp import BodyPartReader, web
 
 
 def _token() -> str:
@@ -61,6 +61,7 @@ class ClearMLServer:
         if request.content_type.startswith("multipart/"):
             reader = await request.multipart()
             while (part := await reader.next()) is not None:
+                assert isinstance(part, BodyPartReader)
                 self.uploads.append(str(part.name))
                 await part.read()
             return web.json_response({})

@@ -65,7 +65,7 @@ def main(engine: str, directory: Path) -> int:
         return 0
     done.unlink(missing_ok=True)
     venv.EnvBuilder(with_pip=True).create(directory)
-    install = [python, "-m", "pip", "install", "--quiet", "--no-deps", "--requirement", requirements]
+    install = [str(python), "-m", "pip", "install", "--quiet", "--no-deps", "--requirement", str(requirements)]
     if subprocess.run(install, check=False).returncode:
         return fail("pip could not install the pins; a CPU build of torch comes from an index of its own")
     packages = directory / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"

@@ -67,9 +67,9 @@ def main(*given: str) -> None:
     print("BODIES: Mapping[str, Mapping[str, Mapping[str, str]]] = {")
     for host, functions in known.items():
         print(f'    "{host}": {{')
-        for name, found in functions.items():
+        for name, fingerprints in functions.items():
             print(f'        "{name}": {{')
-            for digest, first in found.items():
+            for digest, first in fingerprints.items():
                 print(f'            "{digest}": "{first}",')
             print("        },")
         print("    },")
