@@ -12,6 +12,7 @@ from parity.evidence.cost.run_cost import run_cost_findings
 from parity.evidence.metric_findings import collapse_finding, cost_findings
 from parity.evidence.multiplicity import benjamini_hochberg, holm
 from parity.evidence.planning import MetricPlan, Plan, group_spreads, merged, run_spreads
+from parity.evidence.sampling.crossed import LARGEST_KL, crossed_findings
 from parity.evidence.sampling.margin import InsideMargin
 from parity.evidence.sampling.means import Mean
 from parity.evidence.sampling.permutation import PairMeans, distance_kernel, equality_kernel, mean_excess
@@ -57,6 +58,7 @@ __all__ = [
     "CHECK",
     "COMPLETE",
     "EARLY",
+    "LARGEST_KL",
     "Band",
     "BenchReport",
     "Collapse",
@@ -93,6 +95,7 @@ __all__ = [
     "collapse_rates",
     "compare_runs",
     "cost_findings",
+    "crossed_findings",
     "curve_band",
     "decide_many",
     "detect_collapse",

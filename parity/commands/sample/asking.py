@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-import numpy as np
-
 from parity.commands.sample.prompts import Prompt
+from parity.commands.sample.scoring import NotScored, rescore
 from parity.engines import EngineClient
 from parity.engines.answers import SteadyPost
 from parity.errors import EngineError, InputError
@@ -16,7 +16,7 @@ from parity.findings import Finding, Level, Message, Status
 from parity.records.exchanges import Exchange
 from parity.records.samples import Rollout, Sample
 from parity.records.sampling import SamplingConfig
-from parity.stats import CHECK, Floats, Rescored, rescored_findings
+from parity.stats import CHECK, rescored_findings
 from parity.trainer.group_sender import GroupSender, all_or_none, pending_group
 from rollout_patch import Assignment, Capabilities, PatchError, RequestFailed, ResponseRefused, probe
 
@@ -142,68 +142,11 @@ class Asker:
         if (config.temperature, config.top_p) != (1, 1) or config.top_k > 0:
             return [_not_compared(Message("a prefill compares only with temperature 1, top_p 1 and no top_k"))]
         try:
-            baseline, experiment = [await self._rescore(rollout) for rollout in rollouts]
-        except (RequestFailed, _NotScored) as error:
+            score = partial(rescore, self.client, self.sender.permits)
+            baseline, experiment = [await score(rollout, RESCORED_GROUPS) for rollout in rollouts]
+        except (RequestFailed, NotScored) as error:
             return [_not_compared(Message("the engine did not score given tokens: {error}", error=str(error)[:200]))]
         return rescored_findings(baseline, experiment)
-
-    async def _rescore(self, rollout: Rollout) -> Rescored:
-        groups: dict[int, list[Sample]] = {}
-        rows = rollout.integers("group_index") < RESCORED_GROUPS
-        for sample in Rollout(rollout.table.filter(rows)).samples():
-            groups.setdefault(sample.group_index, []).append(sample)
-        recorded, prefilled = [], []
-        for group in groups.values():
-            prompt = group[0].prompt_ids or await self._prompt_ids(group[0].extra["prompt"])
-            scored = [sample for sample in group if sample.output_ids and sample.logprobs]
-            answers = await self._prefill([[*prompt, *(sample.output_ids or ())] for sample in scored], len(prompt) - 1)
-            recorded.append(np.array([value for sample in scored for value in sample.logprobs or ()], dtype=np.float64))
-            parts = [_of_tokens(row[1:], sample) for row, sample in zip(answers, scored, strict=True)]
-            prefilled.append(np.concatenate([np.zeros(0), *parts]))
-        return Rescored(recorded, prefilled)
-
-    async def _prompt_ids(self, text: str) -> list[int]:
-        """The token ids that the engine makes of a text, as its own log-probs name them."""
-        payload = {"text": text, "sampling_params": {"max_new_tokens": 0}, "return_logprob": True}
-        answer = await self.client.generate({**payload, "logprob_start_len": 0})
-        return [token for _, token in _triples(answer)]
-
-    async def _prefill(self, prompts: list[list[int]], start: int) -> list[list[tuple[float | None, int]]]:
-        """(log-prob, token) of each prompt's tokens from `start` on; the first has no log-prob."""
-        if not prompts:
-            return []
-        async with self.sender.permits.hold(len(prompts)):
-            answer = await self.client.generate(
-                {
-                    "input_ids": prompts,
-                    "sampling_params": {"max_new_tokens": 0, "temperature": 0},
-                    "return_logprob": True,
-                    "logprob_start_len": start,
-                }
-            )
-        if not isinstance(answer, list) or len(answer) != len(prompts):
-            raise _NotScored(f"{len(prompts)} prompts were answered with {str(answer)[:80]}")
-        return [_triples(output) for output in answer]
-
-
-class _NotScored(Exception):
-    """An engine's answer holds no log-probs of given tokens."""
-
-
-def _triples(answer: Any) -> list[tuple[float | None, int]]:
-    """(log-prob, token) of each prompt token in an answer."""
-    try:
-        return [(row[0], int(row[1])) for row in answer["meta_info"]["input_token_logprobs"]]
-    except (TypeError, KeyError, IndexError, ValueError) as error:
-        raise _NotScored(f"no input_token_logprobs ({type(error).__name__}) in {str(answer)[:80]}") from error
-
-
-def _of_tokens(row: Sequence[tuple[float | None, int]], sample: Sample) -> Floats:
-    """The log-probs of a sample's tokens; they must be of those tokens."""
-    if [token for _, token in row] != sample.output_ids or any(value is None for value, _ in row):
-        place = f"group {sample.group_index}, slot {sample.index}"
-        raise _NotScored(f"{place}: log-probs of {len(row)} other tokens than the {len(sample.output_ids or ())} given")
-    return np.array([value for value, _ in row], dtype=np.float64)
 
 
 def _not_compared(reason: Message) -> Finding:

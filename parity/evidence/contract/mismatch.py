@@ -8,13 +8,7 @@ import numpy as np
 
 from parity.evidence.contract.columns import Floats
 from parity.evidence.contract.facts import Facts, Groups
-from parity.evidence.contract.gaps import (
-    MEASURES,
-    POSITION_CLASSES,
-    POSITIONS,
-    PROBABILITIES,
-    PROBABILITY_CLASSES,
-)
+from parity.evidence.contract.gaps import measured_gaps
 from parity.evidence.contract.outcomes import Case, Outcome
 from parity.evidence.contract.rules import Rules
 from parity.findings import Message, Where, quantity
@@ -31,9 +25,6 @@ HOST_THRESHOLDS = {
     "NeMo-RL: multiplicative error": 1.05,
 }
 """What hosts hold their own runs to, shown beside what was measured; none of them measures quite the same."""
-
-Z = 1.959963984540054
-"""Standard normal quantile of 0.975."""
 
 
 def trainer_engine_gap(facts: Facts, groups: Groups, rules: Rules) -> Outcome:
@@ -69,41 +60,16 @@ def trainer_engine_gap(facts: Facts, groups: Groups, rules: Rules) -> Outcome:
 
 
 def _measured(facts: Facts, groups: Groups) -> dict[str, Any]:
-    """Means over all tokens with 95 % intervals by group, and means by position, probability and weight version."""
+    """Means over all tokens with 95 % intervals by group; by position, probability and weight version."""
     by_group = _grouped(facts.gaps, groups.code, len(groups))
     by_group = by_group[by_group[:, 0] > 0]
-    total = by_group.sum(axis=0)
-    measured: dict[str, Any] = {"tokens": int(total[0]), "groups": len(by_group)}
-    for place, name in enumerate(MEASURES[1:], start=1):
-        measured[name] = _ratio_with_interval(by_group[:, place], by_group[:, 0])
-    # The sums of classes follow those of MEASURES: tokens of each class, then absolute gaps of each.
-    start = len(MEASURES)
-    for name, edges, count in (
-        ("abs by position", POSITIONS, POSITION_CLASSES),
-        ("abs by probability", PROBABILITIES, PROBABILITY_CLASSES),
-    ):
-        tokens, gaps = total[start : start + count], total[start + count : start + 2 * count]
-        labels = [f"below {edges[0]}", *(f"from {edge}" for edge in edges)]
-        measured[name] = {
-            label: float(gap / number) for label, gap, number in zip(labels, gaps, tokens, strict=True) if number
-        }
-        start += 2 * count
+    measured = measured_gaps(by_group)
     stale = _stale(facts)
     for name, rows in (("abs of the newest weights", ~stale), ("abs of older weights", stale)):
         tokens, gap = facts.gaps[rows, 0].sum(), facts.gaps[rows, 1].sum()
         if tokens and stale.any():
             measured[name] = float(gap / tokens)
     return measured
-
-
-def _ratio_with_interval(sums: Floats, tokens: Floats) -> dict[str, Any]:
-    """A mean over tokens, and its 95 % interval by the delta method with groups (groups,) as independent units."""
-    mean = float(sums.sum() / tokens.sum())
-    if len(sums) < 2:
-        return {"mean": mean}
-    residuals = sums - mean * tokens
-    error = float(np.sqrt(len(sums) * residuals.var(ddof=1)) / tokens.sum())
-    return {"mean": mean, "interval": [mean - Z * error, mean + Z * error]}
 
 
 def _stale(facts: Facts) -> Any:

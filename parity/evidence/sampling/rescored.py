@@ -31,17 +31,26 @@ _finding = partial(metric_finding, Level.SAMPLING, CHECK)
 class Rescored:
     """One arm's log-probs by group: as the rollout recorded them, and as a prefill of the same tokens gives them.
 
+    Attributes:
+        recorded: Of each group, all its responses one after the other.
+        prefilled: Of the same tokens.
+        lengths: Of each group, how many tokens each of its responses has.
+
     Raises:
         InputError: A group has not as many of one as of the other.
     """
 
     recorded: Sequence[Floats]
     prefilled: Sequence[Floats]
+    lengths: Sequence[Sequence[int]]
 
     def __post_init__(self) -> None:
-        for group, (first, second) in enumerate(zip(self.recorded, self.prefilled, strict=True)):
-            if first.shape != second.shape:
-                raise InputError(f"group {group}: {len(first)} recorded log-probs, {len(second)} of the prefill")
+        for group, (first, second, lengths) in enumerate(zip(self.recorded, self.prefilled, self.lengths, strict=True)):
+            if not len(first) == len(second) == sum(lengths):
+                raise InputError(
+                    f"group {group}: {len(first)} recorded log-probs, {len(second)} of the prefill, {sum(lengths)} "
+                    "tokens of responses"
+                )
 
     @property
     def differences(self) -> Floats:
@@ -129,9 +138,10 @@ def _ratio_finding(baseline: Floats, experiment: Floats) -> Finding:
             largest=largest,
         )
         return _finding(metric, Status.PASS, message, evidence)
-    if groups < 2 or min(baseline.min(), experiment.min()) <= 0:
-        return not_compared(Message("a group has none, so there is no ratio"))
-    logs = np.log(experiment / baseline)
+    if groups < 2:
+        return not_compared(Message("one group gives no interval"))
+    # What is below rounding counts as rounding, so that an arm which is exact can be told from one that is not.
+    logs = np.log(np.maximum(experiment, ROUNDING) / np.maximum(baseline, ROUNDING))
     # A paired t on the logs: 95 % to fail outside, two one-sided tests at 5 % to pass inside.
     error = max(float(logs.std(ddof=1)) / np.sqrt(groups), 1e-12)
     half = float(stats.t.ppf(1 - ALPHA / 2, groups - 1)) * error

@@ -161,7 +161,7 @@ def test_the_gap_of_trainer_and_engine_has_its_known_value(valid_samples: Build)
 def test_a_trainer_that_sees_other_log_probs_fails_and_is_told_apart_by_position(valid_samples: Build) -> None:
     found = measured(with_trainer(valid_samples(), lambda place: -2.0 if place >= 32 else 0.0))
     by_position = found.evidence["abs by position"]
-    assert (by_position["below 32"], by_position["from 32"]) == (0.0, 2.0)
+    assert (by_position["below 32"]["mean"], by_position["from 32"]["mean"]) == (0.0, 2.0)
     assert found.evidence["beyond_1"]["mean"] == pytest.approx(found.evidence["abs"]["mean"] / 2)
     assert measured(with_trainer(valid_samples(), lambda place: 0.3)).status is Status.FAIL
 

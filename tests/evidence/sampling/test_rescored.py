@@ -17,7 +17,7 @@ def scored(noise: float, seed: int = 0, groups: int = 64, shift: float = 0.0, of
     recorded = [values + shift + rng.normal(0, noise, 200) for values in prefilled]
     if off_by_one:
         recorded = [np.roll(values, 1) for values in recorded]
-    return Rescored(recorded, prefilled)
+    return Rescored(recorded, prefilled, [[50] * 4] * groups)
 
 
 def statuses(baseline: Rescored, experiment: Rescored) -> list[Status]:
@@ -49,15 +49,17 @@ def test_nan_fails_and_nothing_is_not_compared() -> None:
     broken = scored(0.02)
     broken.recorded[3][5] = np.nan
     assert statuses(scored(0.02), broken)[1] is Status.FAIL
-    empty = Rescored([], [])
+    empty = Rescored([], [], [])
     assert statuses(empty, empty) == [Status.NOT_COMPARED] * 3
 
 
 def test_constant_log_probs_have_no_correlation_and_pass_if_equal() -> None:
-    constant = Rescored([np.full(50, -1.0)] * 4, [np.full(50, -1.0)] * 4)
+    constant = Rescored([np.full(50, -1.0)] * 4, [np.full(50, -1.0)] * 4, [[50]] * 4)
     assert statuses(constant, constant) == [Status.PASS] * 3
 
 
 def test_as_many_of_one_as_of_the_other() -> None:
     with pytest.raises(InputError, match="group 0"):
-        Rescored([np.zeros(3)], [np.zeros(2)])
+        Rescored([np.zeros(3)], [np.zeros(2)], [[3]])
+    with pytest.raises(InputError, match="4 tokens of responses"):
+        Rescored([np.zeros(3)], [np.zeros(3)], [[3, 1]])
