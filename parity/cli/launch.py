@@ -109,13 +109,15 @@ def _print_plan(launch: LaunchFile, plans: Sequence[RunPlan], console: Console) 
 
 def _driven(launch: LaunchFile, directory: Path, file: Path, console: Console, quiet: bool) -> list[Launched]:
     """Drives the runs to their end; Ctrl-C leaves the jobs and says how to go on."""
+    from parity.commands.launch import DrawnEvidence, decided
     from parity.launch import Watcher, drive, open_backend
 
     backend = open_backend(launch.place)
     try:
         with _shown(console, quiet) as table:
             watcher = Watcher(table, lambda text: None if quiet else click.echo(text, err=True))
-            return drive(launch, directory, backend, watcher)
+            enough = partial(decided, DrawnEvidence(launch)) if launch.mixed else lambda runs: ""
+            return drive(launch, directory, backend, watcher, enough=enough)
     except KeyboardInterrupt:
         again = shlex.join(["parity", "launch", str(file), "--out", str(directory)])
         click.echo(f"\nthe jobs go on; follow them with: {again}\nend them with: {again} --stop", err=True)

@@ -5,20 +5,24 @@ All state is on disk: a driver that was killed, or left with Ctrl-C, goes on wit
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from parity.errors import EngineUnavailable, InputError, UsageError
+from parity.launch import snapshot
 from parity.launch.file import LaunchFile, RunPlan, plan_runs
 from parity.launch.jobs import Backend, JobState
 from parity.records.provenance import commit
 from parity.records.store import RunStore, create_experiment, exclusive, read_experiment, run_store
 from parity.sources.registry import read_runs
 
-POLL_SECONDS = 2.0
+SOONEST, POLL_SECONDS = 0.05, 2.0
+"""Seconds between two looks at the runs: just after something has moved, and at most."""
 ENDED = ("completed", "failed", "stopped")
 
 
@@ -103,7 +107,7 @@ def drive(
         out: The launch's directory.
         backend: Where jobs run.
         watcher: Told how the runs stand.
-        poll_seconds: Seconds between two looks.
+        poll_seconds: The most seconds between two looks; fewer after something has moved.
         enough: Asked after each look whether the evidence decides already, and why; empty while it does not.
 
     Raises:
@@ -112,12 +116,14 @@ def drive(
     with exclusive(out):
         _describe(launch, out)
         runs = launched_runs(launch, out)
+        wait = SOONEST
         while True:
+            before = [(run.status, run.step) for run in runs]
             runs = [_look(launch, run, backend, watcher) if run.status == "running" else run for run in runs]
             running = sum(run.status == "running" for run in runs)
             for at, run in enumerate(runs):
                 if run.status == "waiting" and running < launch.place.at_once:
-                    runs[at] = _start(run, backend, watcher)
+                    runs[at] = _start(launch, run, backend, watcher)
                     running += 1
             watcher.table(runs)
             if all(run.status in ENDED for run in runs):
@@ -125,7 +131,9 @@ def drive(
             if reason := enough(runs):
                 watcher.note(f"all runs are stopped: {reason}")
                 return [_stop(run, backend, reason) for run in runs]
-            time.sleep(poll_seconds)
+            moved = before != [(run.status, run.step) for run in runs]
+            wait = SOONEST if moved else min(1.5 * wait, poll_seconds)
+            time.sleep(wait)
 
 
 def stop(launch: LaunchFile, out: Path, backend: Backend) -> list[Launched]:
@@ -142,9 +150,6 @@ def stop(launch: LaunchFile, out: Path, backend: Backend) -> list[Launched]:
 
 def _describe(launch: LaunchFile, out: Path) -> None:
     """Writes what is asked for, or holds it against what the directory says."""
-    import msgspec
-
-    asked: dict[str, Any] = msgspec.to_builtins(launch)
     if not (out / "experiment.json").exists():
         baseline, experiment, *_ = launch.arms
         create_experiment(
@@ -157,18 +162,21 @@ def _describe(launch: LaunchFile, out: Path) -> None:
                 "seeds": list(launch.seeds),
                 "margins": launch.margins,
                 "commit": commit(Path.cwd()),
-                "launch": asked,
+                "launch": msgspec.to_builtins(launch),
                 "created_at": time.time(),
             },
         )
         return
-    before = read_experiment(out).get("launch")
-    if before != asked:
-        changed = sorted(name for name in asked if not isinstance(before, dict) or before.get(name) != asked[name])
+    try:
+        before = msgspec.convert(read_experiment(out).get("launch"), LaunchFile)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"{out} holds another experiment ({error}): choose another --out") from error
+    changed = [name for name in LaunchFile.__struct_fields__ if getattr(before, name) != getattr(launch, name)]
+    if changed:
         raise UsageError(f"{out} was launched with other {', '.join(changed)}: choose another --out for a new launch")
 
 
-def _start(run: Launched, backend: Backend, watcher: Watcher) -> Launched:
+def _start(launch: LaunchFile, run: Launched, backend: Backend, watcher: Watcher) -> Launched:
     """Starts the next attempt of a run, which waits on where no job can be started just now."""
     store = RunStore(run.plan.directory)
     store.create()
@@ -176,7 +184,7 @@ def _start(run: Launched, backend: Backend, watcher: Watcher) -> Launched:
     began = time.time()
     command = run.plan.command if attempt == 1 else run.plan.again
     try:
-        job = backend.start(run.plan, command, attempt)
+        job = backend.start(run.plan, _with_snapshot(launch, run.plan, command, attempt), attempt)
     except EngineUnavailable as error:
         watcher.note(f"{run.plan.name}: {error}; tried again in a moment")
         return run
@@ -186,10 +194,17 @@ def _start(run: Launched, backend: Backend, watcher: Watcher) -> Launched:
         attempt=attempt,
         job=job,
         command=command,
-        commit=commit(Path.cwd()),
     )
     watcher.note(f"{run.plan.name}: attempt {attempt} started as job {job.partition(':')[0]}")
     return _write(replace(run, status="running", attempt=attempt, job=job, moved_at=began, message=""))
+
+
+def _with_snapshot(launch: LaunchFile, plan: RunPlan, command: str, attempt: int) -> str:
+    """The command after one that writes what the job starts with, and that cannot stop it."""
+    source = Path(snapshot.__file__).read_text("utf-8")
+    return (
+        f"{shlex.join(['python3', '-c', source, str(plan.setup(attempt)), *(launch.code or ['.'])])} || true\n{command}"
+    )
 
 
 def _write(run: Launched) -> Launched:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import re
 import shlex
@@ -41,12 +42,26 @@ class ArmFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Results(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where a run leaves what it is judged by, as `parity compare` and `parity check` read it.
 
-    `curves` is required and may name several sources; `samples` are dumps and recordings, which the contract is
-    checked on.
+    `curves` is required; `samples` are dumps and recordings, which the contract is checked on, and of which a probe or
+    a switchback is made. `group_size` is for dumps that do not say which samples are one group; `reward_range` is the
+    least and the largest reward, and `max_new_tokens` the cap of a response, where samples do not say it.
     """
 
     curves: str
     samples: list[str] = []
+    group_size: int = 0
+    max_new_tokens: int = 0
+    reward_range: tuple[float, float] = (0.0, 1.0)
+
+
+class Scope(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the verdict speaks of, in the words that the report is to have."""
+
+    trainer: str = ""
+    model: str = ""
+    engine: str = ""
+    engine_version: str = ""
+    task: str = ""
 
 
 class Restart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -80,12 +95,16 @@ class LaunchFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         command: The shell command of one run, with places in braces (`PLACES`).
         arms: What each arm changes, by name.
+        design: ``paired`` (a run for each arm and seed), or one run a seed whose groups the patch draws to an arm:
+            ``probe`` or ``switchback``; its arms are the two names that the assignments have.
         seeds: The seeds of every arm.
         results: Where a run leaves what it is judged by.
         margins: The largest difference that does not matter, by metric.
         environment: Variables of every run.
         restart: What is done with a run that failed or hangs.
         place: Where jobs run.
+        scope: What the verdict speaks of.
+        code: The checkouts whose state is written down at each start; by default the directory that jobs start in.
         order_seed: Draws the order of the arms at each seed.
         steps: Training steps of a whole run; 0 where only the command knows.
     """
@@ -94,12 +113,20 @@ class LaunchFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     arms: dict[str, ArmFile]
     seeds: list[int]
     results: Results
+    design: Literal["paired", "probe", "switchback"] = "paired"
     margins: dict[str, float] = {}
     environment: dict[str, str] = {}
     restart: Restart = Restart()
     place: Place = Place()
+    scope: Scope = Scope()
+    code: list[str] = []
     order_seed: int = 0
     steps: int = 0
+
+    @property
+    def mixed(self) -> bool:
+        """Whether each run has groups of both arms."""
+        return self.design != "paired"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +135,7 @@ class RunPlan:
 
     Attributes:
         name: ``<arm>-seed<k>``.
+        arm: Its arm; of a run with groups of both arms, the design.
         command: The shell command.
         again: The shell command of a further attempt.
         environment: Variables beside those of the launching process.
@@ -124,6 +152,10 @@ class RunPlan:
     directory: Path
     curves: str
     samples: tuple[str, ...]
+
+    def setup(self, attempt: int) -> Path:
+        """Where an attempt writes what it was started with."""
+        return self.directory / f"setup-{attempt}.json"
 
 
 def read_launch_file(path: Path) -> LaunchFile:
@@ -152,6 +184,13 @@ def _problems(launch: LaunchFile) -> Iterator[str]:
     for name in launch.arms:
         if not _NAME.fullmatch(name):
             yield f"arms.{name}: a name is made of letters, digits, '.', '_' and '-'"
+    if launch.mixed and (len(launch.arms) != 2 or any(arm != ArmFile() for arm in launch.arms.values())):
+        yield (
+            f"arms: a {launch.design} has both arms in one run: name the two, as the assignments do, and put what the "
+            "run is started with into command and environment"
+        )
+    if launch.mixed and not launch.results.samples:
+        yield f"results.samples: a {launch.design} is judged by what the patch records, so say where"
     if not launch.seeds or len(set(launch.seeds)) < len(launch.seeds):
         yield f"seeds is {launch.seeds}: one or more, each once"
     if "{run}" not in launch.results.curves:
@@ -167,6 +206,12 @@ def _problems(launch: LaunchFile) -> Iterator[str]:
             yield f"{where} is {number}: 1 or more"
     if not restart.hang_minutes > 0:
         yield f"restart.hang_minutes is {restart.hang_minutes:g}: above 0"
+    low, high = launch.results.reward_range
+    if not -math.inf < low < high < math.inf:
+        yield f"results.reward_range is [{low:g}, {high:g}]: the lowest, then the highest reward"
+    for where, number in (("group_size", launch.results.group_size), ("max_new_tokens", launch.results.max_new_tokens)):
+        if number < 0:
+            yield f"results.{where} is {number}: above 0, or left out"
     if place.kind == "local" and (place.address or place.gpus or place.cpus or place.resources):
         yield 'place: address, cpus, gpus and resources are for kind = "ray"'
     for where, text in _texts(launch):
@@ -198,14 +243,15 @@ def plan_runs(launch: LaunchFile, out: Path) -> list[RunPlan]:
     So drift of a cluster falls on all arms, and no arm is always first.
     """
     plans = []
+    arms = [launch.design] if launch.mixed else list(launch.arms)
     for seed in launch.seeds:
-        order = random.Random(f"{launch.order_seed}-{seed}").sample(list(launch.arms), len(launch.arms))
+        order = random.Random(f"{launch.order_seed}-{seed}").sample(arms, len(arms))
         plans += [_run_plan(launch, arm, seed, out) for arm in order]
     return plans
 
 
 def _run_plan(launch: LaunchFile, name: str, seed: int, out: Path) -> RunPlan:
-    arm = launch.arms[name]
+    arm = launch.arms.get(name, ArmFile())
     directory = (out / "runs" / f"{name}-seed{seed}").absolute()
     values = {"arm": name, "seed": seed, "run": directory}
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from launch_files import launch_file
+from launch_files import PROBE, launch_file
 
 from parity.cli import cli
 from parity.launch import plan_runs, read_launch_file
@@ -57,3 +57,64 @@ def test_a_template_is_a_launch_file(tmp_path, name):
     changed = next(plan for plan in plans if plan.arm == "native").command
     assert all(str(plan.directory) in plan.command and str(plan.seed) in plan.command for plan in plans)
     assert changed != next(plan for plan in plans if plan.arm == "stock").command
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("shift", "verdict", "code"), [("", "PARITY", 0), ("--shift 0.4", "DIFFERENT", 1)], ids=["the same", "a shift"]
+)
+def test_a_probe_stops_all_runs_once_its_groups_decide_and_says_what_that_saves(tmp_path, shift, verdict, code):
+    path = tmp_path / "experiment.toml"
+    path.write_text(PROBE.replace("{arguments}", shift))
+    exit_code, printed = launched(path, "--json")
+    report = json.loads(printed)
+    assert (report["verdict"], exit_code) == (verdict, code)
+    ended = [one for one in report["findings"] if one["check"] == "run_ended"]
+    assert {one["observed"] for one in ended} == {"stopped"}
+    assert all("saved" in one["message"] for one in ended)
+    evidence = next(one for one in report["findings"] if one["check"] == "trajectory_evidence")
+    assert 0 < evidence["evidence"]["units"] < 3 * 60 * 16
+    assert launched(path, "--status", "--quiet")[0] == code
+
+
+def test_the_contract_of_what_runs_recorded_is_held(tmp_path):
+    samples = 'samples = ["{run}/record"]\n[restart]\npolicy = "never"'
+    sound = launch_file(tmp_path, "--groups 2", "--groups 2", more=samples)
+    assert launched(sound, "--quiet")[0] == 3
+    faulty = tmp_path / "faulty"
+    faulty.mkdir()
+    code, printed = launched(launch_file(faulty, "--groups 2 --short-logprobs", "--groups 2", more=samples), "--json")
+    report = json.loads(printed)
+    assert (report["verdict"], code) == ("DIFFERENT", 1)
+    failing = {(one["check"], one["where"].get("run")) for one in report["findings"] if one["status"] == "fail"}
+    assert ("rollout_log_probs_length", "native-seed1") in failing
+    assert not any(run and "stock" in run for _, run in failing)
+    assert report["counts"]["samples"] == 2 * 6 * 2 * 4
+
+
+def test_what_there_is_is_judged_before_any_curve_is_whole(tmp_path):
+    path = launch_file(tmp_path, "--fail-at 0 --always", "--fail-at 0 --always", more='[restart]\npolicy = "never"')
+    code, printed = launched(path, "--json")
+    report = json.loads(printed)
+    assert (report["verdict"], code) == ("INCONCLUSIVE", 3)
+    ended = {one["where"]["run"]: one["observed"] for one in report["findings"] if one["check"] == "run_ended"}
+    assert ended == {"stock-seed1": "failed", "native-seed1": "failed"}
+    assert next(one["status"] for one in report["findings"] if one["check"] == "curves") == "not_compared"
+
+
+def test_what_differs_between_the_arms_is_shown_as_stated_or_not(tmp_path):
+    path = launch_file(tmp_path, "--shift 0.1", steps(6))
+    report = json.loads(launched(path, "--json")[1])
+    found = {one["check"]: one for one in report["findings"]}
+    assert "--shift 0.1" in found["stated_differences"]["message"]
+    assert found["same_setup"]["status"] == "pass"
+    setup = tmp_path / "out" / "runs" / "native-seed1" / "setup-1.json"
+    written = json.loads(setup.read_text())
+    package = next(iter(written["packages"]))
+    written["packages"][package] += ".other"
+    written["environment"]["OMP_NUM_THREADS"] = "another"
+    setup.write_text(json.dumps(written))
+    report = json.loads(launched(path, "--status", "--json")[1])
+    same = next(one for one in report["findings"] if one["check"] == "same_setup")
+    assert (same["status"], same["severity"], len(same["evidence"]["differences"])) == ("fail", "warning", 2)
+    assert package in same["message"] and "OMP_NUM_THREADS" in same["message"]

@@ -78,6 +78,8 @@ def test_no_argument_is_taken_for_code_by_the_shell(tmp_path_factory, argument):
         ("{seed}", "{sede}", "{sede}"),
         ("[results]", "[results]\ncurve = 'x'", "curve"),
         ("[arms.stock]", "[arms.'a/b']", "arms.a/b"),
+        ("seeds", 'design = "probe"\nseeds', "both arms in one run"),
+        ("[results]", "[results]\nreward_range = [1, 0]", "reward_range"),
         ("[results]", "[margins]\nreward = 0.0\n[results]", "margins.reward"),
         ("[results]", "[restart]\nattempts = 0\n[results]", "restart.attempts"),
         ("[results]", "[place]\ngpus = 8\n[results]", "place"),

@@ -22,6 +22,9 @@ def main() -> None:
     parser.add_argument("--kill-at", type=int)
     parser.add_argument("--always", action="store_true", help="fail in every attempt, not in the first alone")
     parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--groups", type=int, default=0, help="groups of each step whose samples are recorded")
+    parser.add_argument("--probe", action="store_true", help="asks every group in both arms")
+    parser.add_argument("--short-logprobs", action="store_true", help="leaves each sample's first log-prob out")
     parser.add_argument("--seconds", type=float, default=0.0)
     asked = parser.parse_args()
     curves = asked.run / "metrics.jsonl"
@@ -39,7 +42,7 @@ def main() -> None:
             if not again and step == asked.hang_at:
                 time.sleep(600)
             if not again and step == asked.kill_at:
-                os.kill(os.getppid(), signal.SIGKILL)
+                os.kill(os.getsid(0), signal.SIGKILL)
                 os.kill(os.getpid(), signal.SIGKILL)
             row = {
                 "step": step,
@@ -50,7 +53,41 @@ def main() -> None:
             }
             file.write(json.dumps(row) + "\n")
             file.flush()
+            if asked.groups:
+                record(asked.run / "record", step, asked)
             time.sleep(asked.seconds)
+
+
+def record(folder: Path, step: int, asked: argparse.Namespace) -> None:
+    """Records a step's samples as the patch does: those of one arm, or of a probe of every group in two."""
+    (folder / "compared").mkdir(parents=True, exist_ok=True)
+    lines: dict[Path, list[str]] = {folder: [], folder / "compared": []}
+    for group in range(asked.groups):
+        chance, native_trained = random.random() * 0.6, random.random() < 0.5
+        for arm in ("per-sample", "native") if asked.probe else ("per-sample",):
+            trained = not asked.probe or (arm == "native") == native_trained
+            assignment = {"policy": "probe", "arm": arm, "probability": 0.5, "trained": trained}
+            for index in range(4):
+                ids = [random.randrange(1000) for _ in range(random.randrange(2, 9))]
+                sample = {
+                    "rollout_id": step,
+                    "group_index": step * asked.groups + group,
+                    "index": index,
+                    "prompt_ids": [step, group],
+                    "output_ids": ids,
+                    "logprobs": [-random.random() for _ in ids[asked.short_logprobs :]],
+                    "finish_reason": "stop",
+                    "status": "completed",
+                    "reward": float(random.random() < chance + asked.shift * (arm == "native")),
+                    "max_new_tokens": 16,
+                    "arm": arm,
+                    "extra": {"assignment": assignment} if asked.probe else {},
+                }
+                lines[folder if trained else folder / "compared"].append(json.dumps(sample) + "\n")
+    for one, of_folder in lines.items():
+        if of_folder:
+            with (one / "rollout.samples.jsonl").open("a") as file:
+                file.writelines(of_folder)
 
 
 if __name__ == "__main__":
