@@ -135,6 +135,7 @@ _EXCHANGE_RULES: tuple[tuple[Check, wire.ExchangeRule], ...] = tuple(
         wire.response_shape,
         wire.output_count,
         wire.output_order,
+        wire.usage_counts,
         wire.one_weight_version,
         wire.request_honoured,
         wire.request_lists,

@@ -16,7 +16,7 @@ from parity.engines import router
 from parity.engines.client import DEFAULT_WAITS, EngineClient, Waits
 from parity.engines.process import HOST, EngineProcess, Progress, reserve_port
 from parity.errors import EngineError
-from parity.records.exchanges import output_id
+from parity.records.exchanges import output_ids
 from rollout_patch import Capabilities
 
 ROUTER_ID = "router"
@@ -152,9 +152,7 @@ class FleetClient(EngineClient):
         request_id = uuid.uuid4().hex
         answer = await super().generate(payload, {**(headers or {}), router.REQUEST_ID: request_id})
         if worker := self._names.get(self._log.worker(request_id) or ""):
-            for item in answer if isinstance(answer, list) else [answer]:
-                if name := output_id(item):
-                    self._served[name] = worker
+            self._served.update(dict.fromkeys(output_ids(answer), worker))
         return answer
 
     def served_by(self, output_id: str | None) -> str:

@@ -56,5 +56,7 @@ def _outputs_by_prompt(exchanges: Iterable[Exchange]) -> dict[str, deque[Any]]:
             place = f"recorded exchange of step {exchange.rollout_id}, group {exchange.group_index}"
             raise InputError(f"{place}: field 'response' holds {quantity(len(received), 'outputs')} for {asked}")
         for slot, output in enumerate(received):
+            if isinstance(output, dict):
+                output = {name: value for name, value in output.items() if name != "index"}  # given out elsewhere
             outputs.setdefault(prompt_key(exchange, slot // n), deque()).append(output)
     return outputs

@@ -1,7 +1,8 @@
-"""Exchanges: one HTTP request to `/generate` and what came back, as sent and as received.
+"""Exchanges: one HTTP request that asks for samples and what came back, as sent and as received.
 
-The wire is that of SGLang's native API. A response is a JSON object for one prompt with n = 1, and a list otherwise,
-prompt-major: for prompts p1, p2 and n = 2 the order is p1 p1 p2 p2 (`tokenizer_manager.py` of SGLang 0.5.23).
+The words are those of SGLang's native API. A response is a JSON object for one prompt with n = 1, and a list otherwise,
+prompt-major: for prompts p1, p2 and n = 2 the order is p1 p1 p2 p2 (`tokenizer_manager.py` of SGLang 0.5.23). What was
+said in vLLM's dialect is read in these words, and kept beside as it was.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 
 from parity.errors import InputError
 from parity.records.json_lines import read_lines
+from parity.records.vllm_wire import ignored, is_vllm, request_in_common, response_in_common
 
 MEDIA_FIELDS = ("image_data", "video_data", "audio_data")
 """Fields of a request that hold media."""
@@ -25,6 +27,8 @@ class Exchange:
 
     Times are seconds since the epoch. `status` is the HTTP status, or 0 when the connection gave none; `response` is
     then the error's text. `attempt` counts from 1. `rollout_id` and `group_index` say which prompt group was asked for.
+    `as_said` is request and response as they were on the wire, where the dialect is not SGLang's, and `ignored` what
+    the engine drops of the request's sampling parameters without a word.
     """
 
     request: Mapping[str, Any]
@@ -40,6 +44,21 @@ class Exchange:
     group_index: int | None = None
     arm: str | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
+    as_said: tuple[Mapping[str, Any], Any] | None = None
+    ignored: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.as_said is not None or not is_vllm(self.request):
+            return
+        said = self.request, self.response
+        common = {
+            "as_said": said,
+            "ignored": ignored(self.request),
+            "request": request_in_common(self.request),
+            "response": response_in_common(*said) if self.status == 200 else self.response,
+        }
+        for name, value in common.items():
+            object.__setattr__(self, name, value)
 
     @classmethod
     def from_json(cls, row: object, place: str) -> Exchange:
@@ -66,7 +85,8 @@ class Exchange:
     def to_json(self) -> dict[str, Any]:
         """The exchange as one line of ``*.exchanges.jsonl`` holds it."""
         row = {name: getattr(self, name) for name in _FIELD_TYPES if getattr(self, name) is not None}
-        return {**row, "response": self.response, **self.extra}
+        request, response = self.as_said or (self.request, self.response)
+        return {**row, "request": request, "response": response, **self.extra}
 
     @property
     def n(self) -> int:
@@ -111,12 +131,21 @@ _FIELD_TYPES: dict[str, type | tuple[type, ...]] = {
 }
 
 
+def output_ids(answer: Any) -> list[str]:
+    """The ids of an answer's outputs, in either dialect; vLLM's are the answer's own and the choice's number."""
+    if isinstance(answer, dict) and isinstance(choices := answer.get("choices"), list):
+        name = answer.get("request_id", answer.get("id"))
+        indices = [choice.get("index") for choice in choices if isinstance(choice, dict)]
+        return [f"{name}-{index}" for index in indices] if isinstance(name, str) else []
+    items = answer if isinstance(answer, list) else [answer]
+    metas = [item.get("meta_info") for item in items if isinstance(item, dict)]
+    ids = [meta.get("id") for meta in metas if isinstance(meta, dict)]
+    return [name for name in ids if isinstance(name, str)]
+
+
 def output_id(answer: Any) -> str | None:
-    """The id of an answer's first output, or of an output; None where it has none."""
-    item = answer[0] if isinstance(answer, list) and answer else answer
-    meta = item.get("meta_info") if isinstance(item, dict) else None
-    found = meta.get("id") if isinstance(meta, dict) else None
-    return found if isinstance(found, str) else None
+    """The id of an answer's first output; None where it has none."""
+    return next(iter(output_ids(answer)), None)
 
 
 def read_exchanges(path: Path) -> Iterator[Exchange]:

@@ -1,6 +1,6 @@
 """Rules over single exchanges: whether the answer is of the shape asked for.
 
-The wire is SGLang's (`io_struct.py`, `tokenizer_manager.py` of 0.5.23): an object for one prompt with n = 1, else a
+The words are SGLang's (`io_struct.py`, `tokenizer_manager.py` of 0.5.23): an object for one prompt with n = 1, else a
 list, prompt-major; token log-probs are triples of log-prob, id and text or null.
 """
 
@@ -165,8 +165,9 @@ def _prompt_lengths(exchange: Exchange, rules: Rules) -> tuple[list[int], list[A
         if not isinstance(prompt, list) or not isinstance(meta, dict):
             return None
         finish = meta.get("finish_reason")
-        # what is aborted in the waiting queue has no prompt_tokens
-        if "prompt_tokens" not in meta and isinstance(finish, dict) and finish.get("type") == "abort":
+        # SGLang does not count what it aborts in the waiting queue, nor vLLM in a stream where it was not asked to
+        uncounted = exchange.as_said is not None or (isinstance(finish, dict) and finish.get("type") == "abort")
+        if "prompt_tokens" not in meta and uncounted:
             continue
         counted, grown = meta.get("prompt_tokens"), meta.get("image_tokens")
         if with_media and images.intersection(prompt) and not (is_whole(grown) and is_whole(counted)):
@@ -176,18 +177,37 @@ def _prompt_lengths(exchange: Exchange, rules: Rules) -> tuple[list[int], list[A
     return sent, seen
 
 
+def _of_other_prompts(exchange: Exchange) -> list[int]:
+    """The slots whose outputs state another prompt than was asked for there; media grow a prompt."""
+    if any(exchange.request.get(field) for field in MEDIA_FIELDS):
+        return []
+    n, prompts = max(exchange.n, 1), exchange.prompts
+    return [
+        slot
+        for slot, body in enumerate(exchange.outputs)
+        if isinstance(body, dict)
+        and isinstance(stated := body.get("prompt_token_ids"), list)
+        and isinstance(sent := prompts[min(slot // n, len(prompts) - 1)], list)
+        and stated != sent
+    ]
+
+
 def output_order(exchange: Exchange, name: str, rules: Rules) -> Iterable[Case] | Skip:
-    """Outputs stand prompt-major: each counts its prompt's tokens, and a stated index is its place."""
+    """Outputs stand prompt-major: each counts its prompt's tokens, and a stated index or prompt is its place's."""
     stated = [body.get("index") for body in exchange.outputs if isinstance(body, dict) and "index" in body]
     lengths = _prompt_lengths(exchange, rules)
     if lengths is None and not stated:
         return Skip.MISSING
+    others = _of_other_prompts(exchange)
 
     def cases() -> Iterator[Case]:
         if stated and (stated != list(range(len(exchange.outputs))) or ints_of(stated) is None):
             wanted = list(range(len(exchange.outputs)))
             message = Message("the outputs state indices {stated}", stated=stated)
             yield exchange_case(exchange, name, "index", wanted, stated, message)
+        if others:
+            message = Message("outputs {slots} are of other prompts than stand at their places", slots=others)
+            yield exchange_case(exchange, name, "prompt_token_ids", [], others, message)
         if lengths is not None and (lengths[0] != lengths[1] or ints_of(lengths[1]) is None):
             sent, seen = lengths
             shuffled = sorted(sent) == sorted(item for item in seen if is_whole(item))
@@ -200,6 +220,37 @@ def output_order(exchange: Exchange, name: str, rules: Rules) -> Iterable[Case] 
             yield exchange_case(exchange, name, "prompt_tokens", sent, seen, message)
 
     return cases()
+
+
+def usage_counts(exchange: Exchange, name: str, rules: Rules) -> Iterable[Case] | Skip:
+    """What an answer counts as a whole is what its outputs hold; a prompt counts once, whatever n."""
+    said = exchange.as_said[1] if exchange.as_said else None
+    usage = said.get("usage") if isinstance(said, dict) else None
+    if not isinstance(usage, dict):
+        return Skip.UNCONCERNED if exchange.as_said is None else Skip.MISSING
+    outputs = outputs_of(exchange, name)
+    prompts = ints_of([output.meta.get("prompt_tokens") for output in outputs[:: max(exchange.n, 1)]])
+    held = {
+        "completion_tokens": sum(len(output.ids or ()) for output in outputs),
+        "prompt_tokens": None if prompts is None else sum(prompts),
+    }
+    return [
+        exchange_case(
+            exchange,
+            name,
+            field,
+            count,
+            usage.get(field),
+            Message(
+                "usage counts {counted} {field}, the outputs hold {held}",
+                counted=usage.get(field),
+                field=field,
+                held=count,
+            ),
+        )
+        for field, count in held.items()
+        if count is not None and usage.get(field) != count
+    ]
 
 
 def unique_ids(exchange: Exchange, name: str, seen: set[str]) -> Iterable[Case] | Skip:
@@ -235,7 +286,10 @@ def one_weight_version(exchange: Exchange, name: str, rules: Rules) -> Iterable[
 def request_honoured(exchange: Exchange, name: str, rules: Rules) -> Iterator[Case]:
     """What was asked was done: parameters where they count, numbers as numbers, n from 1, a placeholder a medium."""
     request = exchange.request
-    for key in sorted(TOP_LEVEL_MISTAKES & set(request)):
+    for key, value in sorted(exchange.ignored.items()):
+        message = Message("the engine drops {key!r} = {value}", key=key, value=str(value)[:40])
+        yield exchange_case(exchange, name, key, "a parameter that it knows", value, message)
+    for key in sorted(TOP_LEVEL_MISTAKES & set(request) - set(exchange.ignored)):
         value = str(request[key])[:40]
         message = Message("{key!r} = {value} beside sampling_params is ignored", key=key, value=value)
         yield exchange_case(exchange, name, key, "inside sampling_params", "top level", message)
