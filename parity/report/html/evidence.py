@@ -191,8 +191,11 @@ def _by_importance(report: Report, pairs: Sequence[PairOfRuns]) -> list[tuple[Pa
         """Reversed bits: the first k steps in this order are spread evenly, whatever k."""
         return int(f"{step:032b}"[::-1], 2)
 
-    every = [(pair, step) for pair in pairs for step in range(pair.steps)]
-    return sorted(every, key=lambda place: (rank(*place), spread(place[1]) if rank(*place) else place[1]))
+    def key(place: tuple[PairOfRuns, int]) -> tuple[int, int]:
+        first = rank(*place)
+        return first, spread(place[1]) if first else place[1]
+
+    return sorted(((pair, step) for pair in pairs for step in range(pair.steps)), key=key)
 
 
 def _pack(pair: PairOfRuns, step: int) -> str:
