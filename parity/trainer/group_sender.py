@@ -14,7 +14,17 @@ from parity.engines.router import ROUTING_KEY
 from parity.engines.vision import png_data_urls
 from parity.records.exchanges import Exchange, output_id
 from parity.records.samples import SAMPLE_FIELDS, STATUS_OF_FINISH_REASON, Sample
-from rollout_patch import Capabilities, GroupReport, Output, Permits, Post, SampleRequest, generate_group
+from rollout_patch import (
+    SGLANG,
+    Capabilities,
+    Dialect,
+    GroupReport,
+    Output,
+    Permits,
+    Post,
+    SampleRequest,
+    generate_group,
+)
 
 SEQUENCES_IN_FLIGHT = 512
 """Most samples requested at once, slime's default of `--sglang-server-concurrency`."""
@@ -80,12 +90,15 @@ class GroupSender:
     """Sends groups to one engine, or to the router in front of several.
 
     Attributes:
-        post: Sends one `/generate` request.
+        post: Sends one request for samples.
         capabilities: Of the engine.
         served_by: Names the engine that gave an output, by the output's id.
         retries: How often a request may be sent again.
         placeholders: Token ids that stand for an image in a prompt.
         permits: How many samples may be in flight at once.
+        dialect: How the engine is spoken to.
+        decode: The text of a response, from its token ids, where the engine answers with ids alone; without it such a
+            response has no text.
     """
 
     post: Post
@@ -96,6 +109,8 @@ class GroupSender:
     permits: Permits = field(
         default_factory=lambda: Permits(asyncio.Semaphore(SEQUENCES_IN_FLIGHT), SEQUENCES_IN_FLIGHT)
     )
+    dialect: Dialect = SGLANG
+    decode: Callable[[list[int]], str] | None = None
 
     async def send(
         self, arm: str, samples: list[Sample], exchanges: list[Exchange], images: Sequence[Image] = ()
@@ -117,6 +132,7 @@ class GroupSender:
             samples,
             adapter=SampleAdapter(images),
             post=self.post,
+            dialect=self.dialect,
             capabilities=self.capabilities,
             retries=self.retries,
             retry_wait=RETRY_WAIT,
@@ -127,6 +143,8 @@ class GroupSender:
         )
         for sample, output in zip(samples, report.outputs, strict=True):
             sample.arm, sample.engine_id = report.arm_used, self.served_by(output.id)
+            if output.text is None and self.decode is not None:
+                sample.text = self.decode(output.output_ids)
         return report
 
 
