@@ -43,10 +43,10 @@ def document(report: BenchReport, command: str) -> dict[str, Any]:
         **to_json(report.result),
         "command": command,
         "versions": versions(),
-        "summaries": [asdict(one) for one in report.summaries],
-        "ratios": [asdict(one) for one in report.ratios],
-        "across": [asdict(one) for one in report.across],
-        "compared": [asdict(one) for one in report.compared],
+        "summaries": [asdict(summary) for summary in report.summaries],
+        "ratios": [asdict(ratio) for ratio in report.ratios],
+        "across": [asdict(ratio) for ratio in report.across],
+        "compared": [asdict(ratio) for ratio in report.compared],
         "not_in_earlier": list(report.not_earlier),
     }
 
@@ -70,11 +70,11 @@ def print_bench(report: BenchReport, console: Console) -> None:
         if policy:
             console.print(Text(f"router policy {policy}", style="bold"))
         _print_policy(report, policy, console)
-    if any(one.ratio is not None for one in report.across):
+    if any(ratio.ratio is not None for ratio in report.across):
         console.print(Text("router policies compared", style="bold"))
         title = f"ratio to\n{report.across[0].baseline}"
-        console.print(_ratio_table(title, report.across, lambda one: name_of(one.policy, one.mode)))
-    if any(one.ci95 for one in (*report.ratios, *report.across, *report.compared)):
+        console.print(_ratio_table(title, report.across, lambda ratio: name_of(ratio.policy, ratio.mode)))
+    if any(ratio.ci95 for ratio in (*report.ratios, *report.across, *report.compared)):
         console.print(Text("Below a ratio is its 95 % interval over repeats.", style="dim"))
     if report.not_earlier:
         said = f"{NOT_COMPARED} with the earlier benchmark: {'; '.join(report.not_earlier)}, which it does not hold"
@@ -84,21 +84,21 @@ def print_bench(report: BenchReport, console: Console) -> None:
 
 
 def _print_policy(report: BenchReport, policy: str | None, console: Console) -> None:
-    summaries = [one for one in report.summaries if one.policy == policy]
-    found = [one for one in report.ratios if one.policy == policy]
-    compared = [one for one in report.compared if one.policy == policy]
+    summaries = [summary for summary in report.summaries if summary.policy == policy]
+    found = [ratio for ratio in report.ratios if ratio.policy == policy]
+    compared = [ratio for ratio in report.compared if ratio.policy == policy]
     for table in (_cost_table(summaries), _time_table(summaries)):
         console.print(table)
-    if any(one.engines for one in summaries):
-        console.print(load_table([(one.mode, one.engines) for one in summaries]))
-    lacking = [said for said, known in _KNOWN.items() if not any(known(one) for one in summaries)]
+    if any(summary.engines for summary in summaries):
+        console.print(load_table([(summary.mode, summary.engines) for summary in summaries]))
+    lacking = [said for said, known in _KNOWN.items() if not any(known(summary) for summary in summaries)]
     if lacking:
         console.print(Text(f"{NOT_COMPARED}: {', '.join(lacking)}", style="dim"))
-    for one in summaries:
-        if one.uncounted_requests:
-            said = f"requests sent less those that engines counted is {one.uncounted_requests:+,.0f}"
-            console.print(Text(f"note: {one.mode}: {said}", style="yellow"))
-    if any(one.ratio is not None for one in found):
+    for summary in summaries:
+        if summary.uncounted_requests:
+            said = f"requests sent less those that engines counted is {summary.uncounted_requests:+,.0f}"
+            console.print(Text(f"note: {summary.mode}: {said}", style="yellow"))
+    if any(ratio.ratio is not None for ratio in found):
         console.print(_ratio_table(f"ratio to\n{found[0].baseline}", found))
     if compared:
         console.print(_ratio_table("ratio to\nearlier", compared))
@@ -106,11 +106,11 @@ def _print_policy(report: BenchReport, policy: str | None, console: Console) -> 
 
 
 _KNOWN: Mapping[str, Callable[[Summary], bool]] = {
-    "prompt tokens of each mode (the engine does not say)": lambda one: one.prompt_tokens is not None,
-    "cached prompt tokens (the engine does not say)": lambda one: one.cached_share is not None,
-    "engine CPU (its processes are not ours)": lambda one: one.engine_cpu is not None,
-    "load of each engine (start several with --workers, or name what counts it with --counts)": lambda one: bool(
-        one.engines
+    "prompt tokens of each mode (the engine does not say)": lambda summary: summary.prompt_tokens is not None,
+    "cached prompt tokens (the engine does not say)": lambda summary: summary.cached_share is not None,
+    "engine CPU (its processes are not ours)": lambda summary: summary.engine_cpu is not None,
+    "load of each engine (start several with --workers, or name what counts it with --counts)": lambda summary: bool(
+        summary.engines
     ),
 }
 """What may not be known of any mode, and how to tell that it is."""
@@ -161,14 +161,14 @@ def _cost_table(summaries: Sequence[Summary]) -> Table:
     titles = ("requests", "wall s", "from", "to", "tokens/s", "cached", "engine CPU", "client CPU")
     rows = [
         (
-            one.mode,
-            number(one.requests),
-            *(f"{value:.3g}" for value in (one.seconds, *one.seconds_range)),
-            f"{one.tokens_per_second:,.0f}",
-            "" if one.cached_share is None else f"{one.cached_share:.1%}",
-            *("" if value is None else f"{value:.3g}" for value in (one.engine_cpu, one.client_cpu)),
+            summary.mode,
+            number(summary.requests),
+            *(f"{value:.3g}" for value in (summary.seconds, *summary.seconds_range)),
+            f"{summary.tokens_per_second:,.0f}",
+            "" if summary.cached_share is None else f"{summary.cached_share:.1%}",
+            *("" if value is None else f"{value:.3g}" for value in (summary.engine_cpu, summary.client_cpu)),
         )
-        for one in summaries
+        for summary in summaries
     ]
     return _table_of_known(("a rollout", *titles), rows)
 
@@ -176,9 +176,9 @@ def _cost_table(summaries: Sequence[Summary]) -> Table:
 def _time_table(summaries: Sequence[Summary]) -> Table:
     names = ("p50", "p95", "p99")
     table = _table("seconds", "request p50", "p95", "p99", "group p50", "p95", "p99")
-    for one in summaries:
-        cells = [values.get(name) for values in (one.request_seconds, one.group_seconds) for name in names]
-        table.add_row(one.mode, *("" if value is None else f"{value:.3g}" for value in cells))
+    for summary in summaries:
+        cells = [values.get(name) for values in (summary.request_seconds, summary.group_seconds) for name in names]
+        table.add_row(summary.mode, *("" if value is None else f"{value:.3g}" for value in cells))
     return table
 
 
@@ -198,7 +198,9 @@ def load_table(rows: Sequence[tuple[str, Mapping[str, Load]]]) -> Table:
     return table
 
 
-def _ratio_table(title: str, found: Sequence[Ratio], called: Callable[[Ratio], str] = lambda one: one.mode) -> Table:
+def _ratio_table(
+    title: str, found: Sequence[Ratio], called: Callable[[Ratio], str] = lambda ratio: ratio.mode
+) -> Table:
     """A row a mode and policy; the 95 % interval stands below each ratio."""
     rows = [
         (
@@ -210,11 +212,11 @@ def _ratio_table(title: str, found: Sequence[Ratio], called: Callable[[Ratio], s
     return _table_of_known((title, *SAID_OF_RATIOS.values()), rows)
 
 
-def _ratio_cell(one: Ratio) -> str:
-    if one.ratio is None:
-        return "refused" if "unequal" in (one.refused or "") else ""
-    low, high = (f"{end:.3g}" for end in one.ci95 or (one.ratio, one.ratio))
-    return f"{TIMES}{one.ratio:.3g}" + (f"\n{low} to {high}" if low != high else "")
+def _ratio_cell(ratio: Ratio) -> str:
+    if ratio.ratio is None:
+        return "refused" if "unequal" in (ratio.refused or "") else ""
+    low, high = (f"{end:.3g}" for end in ratio.ci95 or (ratio.ratio, ratio.ratio))
+    return f"{TIMES}{ratio.ratio:.3g}" + (f"\n{low} to {high}" if low != high else "")
 
 
 def ratio_lines(found: Sequence[Ratio]) -> list[str]:
@@ -233,8 +235,8 @@ def ratio_lines(found: Sequence[Ratio]) -> list[str]:
 
 def _by_mode(found: Sequence[Ratio]) -> dict[str, dict[str, Ratio]]:
     rows: dict[str, dict[str, Ratio]] = {}
-    for one in found:
-        rows.setdefault(f"{name_of(one.policy, one.mode)} to {one.baseline}", {})[one.metric] = one
+    for ratio in found:
+        rows.setdefault(f"{name_of(ratio.policy, ratio.mode)} to {ratio.baseline}", {})[ratio.metric] = ratio
     return rows
 
 
@@ -244,7 +246,7 @@ def _spread_cells(found: Spread | None) -> tuple[str, str]:
 
 def draw(report: BenchReport) -> bytes:
     """Wall time of every rollout, times of requests and groups, and what each engine served, as a PNG."""
-    loaded = [one for one in report.summaries if one.engines]
+    loaded = [summary for summary in report.summaries if summary.engines]
     rows = 2 if loaded else 1
     figure = Figure(figsize=(11, 3.6 * rows + 0.4), dpi=130, layout="constrained")
     axes = figure.subplots(rows, 2, squeeze=False)
@@ -262,10 +264,10 @@ def draw(report: BenchReport) -> bytes:
 
 def _draw_walls(axis: Axes, report: BenchReport) -> None:
     """A dot a rollout, and the mean."""
-    for at, one in enumerate(report.summaries):
-        seconds = [row.seconds for row in report.result.of(one.policy, one.mode)]
+    for at, summary in enumerate(report.summaries):
+        seconds = [row.seconds for row in report.result.of(summary.policy, summary.mode)]
         axis.plot(seconds, [at] * len(seconds), "o", color=COLOURS[at % len(COLOURS)], alpha=0.6)
-        axis.plot([one.seconds], [at], "|", color="black", markersize=18)
+        axis.plot([summary.seconds], [at], "|", color="black", markersize=18)
     _name_rows(axis, report.summaries)
     axis.set_title("wall time of a rollout, s (bar: mean)", fontsize=10, loc="left")
     axis.set_xlim(left=0)
@@ -273,8 +275,11 @@ def _draw_walls(axis: Axes, report: BenchReport) -> None:
 
 def _draw_times(axis: Axes, summaries: Sequence[Summary]) -> None:
     """Median to p99 of requests, and of groups below them."""
-    for at, one in enumerate(summaries):
-        for values, offset, colour in ((one.request_seconds, -0.12, COLOURS[0]), (one.group_seconds, 0.12, COLOURS[1])):
+    for at, summary in enumerate(summaries):
+        for values, offset, colour in (
+            (summary.request_seconds, -0.12, COLOURS[0]),
+            (summary.group_seconds, 0.12, COLOURS[1]),
+        ):
             if values:
                 axis.plot([values["p50"], values["p99"]], [at + offset] * 2, "-", color=colour, linewidth=3, alpha=0.5)
                 axis.plot([values["p50"]], [at + offset], "o", color=colour)
@@ -284,22 +289,26 @@ def _draw_times(axis: Axes, summaries: Sequence[Summary]) -> None:
 
 
 def _name_rows(axis: Axes, summaries: Sequence[Summary]) -> None:
-    axis.set_yticks(range(len(summaries)), [name_of(one.policy, one.mode) for one in summaries], fontsize=8)
+    axis.set_yticks(range(len(summaries)), [name_of(summary.policy, summary.mode) for summary in summaries], fontsize=8)
     axis.set_ylim(len(summaries) - 0.5, -0.5)
 
 
 def _draw_loads(axis: Axes, summaries: Sequence[Summary], what: str) -> None:
     """A bar an engine, side by side for each row of the tables."""
     width = 0.8 / len(summaries)
-    for at, one in enumerate(summaries):
-        values = [getattr(load, what) for load in one.engines.values()]
+    for at, summary in enumerate(summaries):
+        values = [getattr(load, what) for load in summary.engines.values()]
         if None in values:
             continue
         found = spread(values)
         said = f": CV {found.cv:.1%}, max/mean {found.max_over_mean:.2f}" if found else ""
         places = np.arange(len(values)) + (at - (len(summaries) - 1) / 2) * width
         axis.bar(
-            places, values, width, color=COLOURS[at % len(COLOURS)], label=f"{name_of(one.policy, one.mode)}{said}"
+            places,
+            values,
+            width,
+            color=COLOURS[at % len(COLOURS)],
+            label=f"{name_of(summary.policy, summary.mode)}{said}",
         )
     if not axis.patches:
         axis.text(0.5, 0.5, NOT_COMPARED, ha="center", va="center", transform=axis.transAxes)

@@ -15,14 +15,14 @@ from parity.metrics import Spread, spread
 from parity.records.bench import QUANTILES, BenchResult, Load, Measurement, Workload
 
 METRICS: Mapping[str, Callable[[Measurement], float | None]] = {
-    "seconds": lambda one: one.seconds,
-    "tokens_per_second": lambda one: one.output_tokens / one.seconds,
-    "requests": lambda one: float(one.requests),
-    "request_p50": lambda one: one.request_seconds.get("p50"),
-    "group_p50": lambda one: one.group_seconds.get("p50"),
-    "group_p99": lambda one: one.group_seconds.get("p99"),
-    "client_cpu": lambda one: one.client_cpu,
-    "engine_cpu": lambda one: one.engine_cpu,
+    "seconds": lambda rollout: rollout.seconds,
+    "tokens_per_second": lambda rollout: rollout.output_tokens / rollout.seconds,
+    "requests": lambda rollout: float(rollout.requests),
+    "request_p50": lambda rollout: rollout.request_seconds.get("p50"),
+    "group_p50": lambda rollout: rollout.group_seconds.get("p50"),
+    "group_p99": lambda rollout: rollout.group_seconds.get("p99"),
+    "client_cpu": lambda rollout: rollout.client_cpu,
+    "engine_cpu": lambda rollout: rollout.engine_cpu,
 }
 """What ratios are made of."""
 
@@ -105,29 +105,33 @@ class Ratio:
 def defects(workload: Workload, rollouts: Sequence[Measurement]) -> tuple[str, ...]:
     """Where rollouts did other work than was asked for: samples, tokens, cap and failures."""
     found: list[str] = []
-    for one in rollouts:
-        place = f"repeat {one.repeat}"
-        if one.failed_groups:
-            found.append(f"{place}: {one.failed_groups} of {workload.groups} groups failed, the first: {one.failure}")
-        wanted = workload.samples
-        if one.samples != wanted:
-            found.append(f"{place}: {one.samples} samples came back, {wanted} were asked for")
-        if one.output_tokens != one.samples * workload.new_tokens:
+    for rollout in rollouts:
+        place = f"repeat {rollout.repeat}"
+        if rollout.failed_groups:
             found.append(
-                f"{place}: {one.output_tokens} tokens in {one.samples} samples of {workload.new_tokens} tokens each"
+                f"{place}: {rollout.failed_groups} of {workload.groups} groups failed, the first: {rollout.failure}"
             )
-        if one.at_cap != one.samples:
-            found.append(f"{place}: {one.samples - one.at_cap} of {one.samples} samples did not end at the cap")
+        wanted = workload.samples
+        if rollout.samples != wanted:
+            found.append(f"{place}: {rollout.samples} samples came back, {wanted} were asked for")
+        if rollout.output_tokens != rollout.samples * workload.new_tokens:
+            found.append(
+                f"{place}: {rollout.output_tokens} tokens in {rollout.samples} samples of {workload.new_tokens} tokens each"
+            )
+        if rollout.at_cap != rollout.samples:
+            found.append(
+                f"{place}: {rollout.samples - rollout.at_cap} of {rollout.samples} samples did not end at the cap"
+            )
     return tuple(found)
 
 
 def summarise(workload: Workload, rollouts: Sequence[Measurement]) -> Summary:
     """The summary of rollouts of one mode under one policy, one at least."""
     first = rollouts[0]
-    seconds = [one.seconds for one in rollouts]
-    totals = total_loads([one.engines for one in rollouts])
+    seconds = [rollout.seconds for rollout in rollouts]
+    totals = total_loads([rollout.engines for rollout in rollouts])
     counted = [load.requests for load in totals.values()]
-    prompts, cached = ([getattr(one, name) for one in rollouts] for name in ("prompt_tokens", "cached_tokens"))
+    prompts, cached = ([getattr(rollout, name) for rollout in rollouts] for name in ("prompt_tokens", "cached_tokens"))
     known = None not in prompts + cached and sum(prompts) > 0
     return Summary(
         policy=first.policy,
@@ -135,19 +139,19 @@ def summarise(workload: Workload, rollouts: Sequence[Measurement]) -> Summary:
         rollouts=len(rollouts),
         seconds=float(np.mean(seconds)),
         seconds_range=(min(seconds), max(seconds)),
-        requests=float(np.mean([one.requests for one in rollouts])),
-        tokens_per_second=float(np.mean([one.output_tokens / one.seconds for one in rollouts])),
-        request_seconds=_mean_quantiles([one.request_seconds for one in rollouts]),
-        group_seconds=_mean_quantiles([one.group_seconds for one in rollouts]),
+        requests=float(np.mean([rollout.requests for rollout in rollouts])),
+        tokens_per_second=float(np.mean([rollout.output_tokens / rollout.seconds for rollout in rollouts])),
+        request_seconds=_mean_quantiles([rollout.request_seconds for rollout in rollouts]),
+        group_seconds=_mean_quantiles([rollout.group_seconds for rollout in rollouts]),
         prompt_tokens=None if None in prompts else sum(prompts),
         cached_share=sum(cached) / sum(prompts) if known else None,
-        client_cpu=float(np.mean([one.client_cpu for one in rollouts])),
-        engine_cpu=_mean([one.engine_cpu for one in rollouts]),
+        client_cpu=float(np.mean([rollout.client_cpu for rollout in rollouts])),
+        engine_cpu=_mean([rollout.engine_cpu for rollout in rollouts]),
         engines=totals,
         request_spread=spread(counted),
         token_spread=spread([load.decode_tokens for load in totals.values()]),
-        rollout_max_over_mean=_mean([_max_over_mean(one.engines) for one in rollouts]),
-        uncounted_requests=sum(one.requests for one in rollouts) - sum(filter(None, counted))
+        rollout_max_over_mean=_mean([_max_over_mean(rollout.engines) for rollout in rollouts]),
+        uncounted_requests=sum(rollout.requests for rollout in rollouts) - sum(filter(None, counted))
         if counted and None not in counted
         else None,
         defects=defects(workload, rollouts),
@@ -205,7 +209,7 @@ def _ratios(
 ) -> list[Ratio]:
     found = []
     for metric, read in METRICS.items():
-        before, now = ([read(one) for one in side] for side in (baseline, rollouts))
+        before, now = ([read(rollout) for rollout in side] for side in (baseline, rollouts))
         why = refused
         if why is None and None in before + now:
             why = f"{metric} is not known"
@@ -225,7 +229,7 @@ def _unequal(workload: Workload, baseline: Sequence[Measurement], rollouts: Sequ
     for name, side in sides:
         if found := defects(workload, side):
             return f"unequal work: {name}, {found[0]}" + (f" (and {len(found) - 1} more)" if found[1:] else "")
-    prompts = [(name, {one.prompt_tokens for one in side}) for name, side in sides]
+    prompts = [(name, {rollout.prompt_tokens for rollout in side}) for name, side in sides]
     if len(prompts[0][1] | prompts[1][1]) > 1:  # where nobody knows them, the report says that they are not compared
         said = [f"{name} {_listed(counts)}" for name, counts in prompts]
         return f"unequal work: prompt tokens a rollout are {' and '.join(said)}"
@@ -238,7 +242,9 @@ def name_of(policy: str | None, mode: str) -> str:
 
 
 def _listed(counts: set[int | None]) -> str:
-    return ", ".join("unknown" if count is None else str(count) for count in sorted(counts, key=lambda one: one or 0))
+    return ", ".join(
+        "unknown" if count is None else str(count) for count in sorted(counts, key=lambda tokens: tokens or 0)
+    )
 
 
 def total_loads(rollouts: Sequence[Mapping[str, Load]]) -> dict[str, Load]:
@@ -270,9 +276,9 @@ def _max_over_mean(engines: Mapping[str, Load]) -> float | None:
 
 def _mean_quantiles(rollouts: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {
-        name: float(np.mean([one[name] for one in rollouts]))
+        name: float(np.mean([rollout[name] for rollout in rollouts]))
         for name in QUANTILES
-        if all(name in one for one in rollouts)
+        if all(name in rollout for rollout in rollouts)
     }
 
 
@@ -299,8 +305,16 @@ class BenchReport:
     @property
     def refused(self) -> list[str]:
         """Why ratios of time were refused, each reason once."""
-        times = [one for one in (*self.ratios, *self.across, *self.compared) if one.metric == "seconds" and one.refused]
-        return list(dict.fromkeys(f"{name_of(one.policy, one.mode)} to {one.baseline}: {one.refused}" for one in times))
+        times = [
+            ratio
+            for ratio in (*self.ratios, *self.across, *self.compared)
+            if ratio.metric == "seconds" and ratio.refused
+        ]
+        return list(
+            dict.fromkeys(
+                f"{name_of(ratio.policy, ratio.mode)} to {ratio.baseline}: {ratio.refused}" for ratio in times
+            )
+        )
 
 
 def assess_benchmark(result: BenchResult, earlier: BenchResult | None = None) -> BenchReport:
