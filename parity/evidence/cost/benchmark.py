@@ -116,7 +116,8 @@ def defects(workload: Workload, rollouts: Sequence[Measurement]) -> tuple[str, .
             found.append(f"{place}: {rollout.samples} samples came back, {wanted} were asked for")
         if rollout.output_tokens != rollout.samples * workload.new_tokens:
             found.append(
-                f"{place}: {rollout.output_tokens} tokens in {rollout.samples} samples of {workload.new_tokens} tokens each"
+                f"{place}: {rollout.output_tokens} tokens in {rollout.samples} samples of {workload.new_tokens} tokens "
+                "each"
             )
         if rollout.at_cap != rollout.samples:
             found.append(
