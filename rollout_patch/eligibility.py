@@ -31,6 +31,7 @@ class Capabilities:
         sampling_params_lists: It takes a list of sampling parameters; routers that re-serialise bodies do not.
         media_with_n: It takes media together with n > 1.
         media_lists: It takes media together with a list of prompts.
+        lora_with_n: It takes LoRA adapters together with n > 1, and unloads them afterwards.
         lora_lists: It takes LoRA adapters together with a list of prompts.
         shared_routing_key: A request of several samples may go by the first one's headers: their keys only spread the
             load, and nothing was kept under the others'.
@@ -47,6 +48,7 @@ class Capabilities:
     sampling_params_lists: bool = True
     media_with_n: bool = True
     media_lists: bool = True
+    lora_with_n: bool = False
     lora_lists: bool = False
     shared_routing_key: bool = False
     most_samples: int | None = None
@@ -83,8 +85,8 @@ CONDITIONS: Mapping[str, Condition] = MappingProxyType(
             _BOTH,
             "host",
         ),
-        "routing_replay": Condition(
-            "replayed expert routing was not seen with more than one sample a request", _BOTH, "host"
+        "indexer_replay": Condition(
+            "replayed choices of an attention indexer were not seen with more than one sample a request", _BOTH, "host"
         ),
         "speculative_decoding": Condition(
             "speculative decoding was not seen with more than one sample a request", _BOTH, "host"
@@ -126,15 +128,23 @@ CONDITIONS: Mapping[str, Condition] = MappingProxyType(
         ),
         "routing_keys_differ": Condition("one request carries one routing key", _BOTH),
         "options_differ": Condition("the samples ask for different request options", _BOTH),
-        "lora_adapter": Condition("a LoRA adapter was not seen together with n", _NATIVE),
-        "lora_lists_refused": Condition("LoRA adapters were not seen together with a list of prompts", _BATCHED),
+        "lora_adapter": Condition(
+            "earlier releases of SGLang than 0.5.23 may wait for ever to unload a LoRA adapter that was used with n",
+            _NATIVE,
+        ),
+        "lora_lists_refused": Condition(
+            "LoRA adapters were not seen together with a list of prompts before SGLang 0.5.23", _BATCHED
+        ),
         "client_request_id": Condition(
             "the engine replaces a client's request id, so it could not be aborted by it", _BOTH
         ),
         "parallel_sampling_refused": Condition("the engine does not take n > 1", _NATIVE),
         "prompt_lists_refused": Condition("the engine does not take a list of prompts", _BATCHED),
         "text_lists_refused": Condition("the engine or its router does not take a list of texts", _BATCHED),
-        "custom_params": Condition("custom sampling parameters were not seen with several samples a request", _BOTH),
+        "kept_tokens": Condition(
+            "the tokens kept by top-p, which slime's own build of SGLang sends, were not seen with several samples",
+            _BOTH,
+        ),
         "refused_native": Condition("the engine refused this group's request with n", _NATIVE),
         "refused_batched": Condition("the engine refused this group's list of prompts", _BATCHED),
     }
@@ -256,12 +266,16 @@ _HOLDS: dict[str, Rule] = {
         not can.shared_routing_key and _differ([request.headers for request in requests])
     ),
     "options_differ": lambda requests, _: _differ([_without(request.options, "lora_path") for request in requests]),
-    "lora_adapter": lambda requests, _: any(request.options.get("lora_path") for request in requests),
+    "lora_adapter": lambda requests, can: (
+        not can.lora_with_n and any(request.options.get("lora_path") for request in requests)
+    ),
     "lora_lists_refused": lambda requests, can: (
         not can.lora_lists and any(request.options.get("lora_path") for request in requests)
     ),
     "client_request_id": lambda requests, _: any(request.options.get("rid") for request in requests),
-    "custom_params": lambda requests, _: any(request.sampling_params.get("custom_params") for request in requests),
+    "kept_tokens": lambda requests, _: any(
+        "return_top_p_token_ids" in (request.sampling_params.get("custom_params") or {}) for request in requests
+    ),
     "parallel_sampling_refused": lambda _, can: not can.parallel_sampling,
     "prompt_lists_refused": lambda _, can: not can.prompt_lists,
     "text_lists_refused": lambda requests, can: (

@@ -290,8 +290,7 @@ class RolloutCalls:
             self._engines = asyncio.ensure_future(ask_engines(way.router, way.get))
         engines = await asyncio.shield(self._engines)
         log_once(logging.INFO, f"the engines: {engines.described()}")
-        if engines.seeded() and not self.capabilities.seeded:
-            self.capabilities = replace(self.capabilities, seeded=True)
+        self.capabilities = engines.added_to(self.capabilities)
         unseen = bool(engines.silent) and getattr(way.args, "sglang_config", None) is not None
         return [*engines.conditions(), *(["engine_unknown"] if unseen else [])]
 
@@ -473,7 +472,6 @@ def seed_conditions(able: Capabilities) -> list[str]:
 def flag_conditions(args: Any, **of_host: Any) -> list[str]:
     """The conditions that the flags common to the hosts decide, and those that a host adds, where they hold."""
     held = {
-        "routing_replay": getattr(args, "use_rollout_routing_replay", False),
         "speculative_decoding": getattr(args, "sglang_speculative_algorithm", None),
         "disaggregated_prefill": getattr(args, "prefill_num_servers", None),
         "custom_generate": getattr(args, "custom_generate_function_path", None),

@@ -7,8 +7,10 @@ import logging
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+from rollout_patch.eligibility import Capabilities
 
 _log = logging.getLogger("rollout_patch")
 
@@ -43,6 +45,17 @@ class Engines:
         """Whether any of them samples deterministically from seeds."""
         return self._any(lambda info: bool(info.get("enable_deterministic_inference")))
 
+    def added_to(self, capabilities: Capabilities) -> Capabilities:
+        """What is known of the engines, with what they say of themselves."""
+        versions = [_version(info) for info in self.infos.values()]
+        lora = not self.silent and min(versions, default=()) >= LORA_WITH_N
+        return replace(
+            capabilities,
+            seeded=capabilities.seeded or self.seeded(),
+            lora_with_n=capabilities.lora_with_n or lora,
+            lora_lists=capabilities.lora_lists or lora,
+        )
+
     def described(self) -> str:
         """One line for the log: how many engines, their versions, and what else matters."""
         versions = sorted({str(info.get("version")) for info in self.infos.values()})
@@ -56,6 +69,16 @@ class Engines:
 
     def _any(self, holds: Callable[[Mapping[str, Any]], bool]) -> bool:
         return any(holds(info) for info in self.infos.values())
+
+
+LORA_WITH_N = (0, 5, 23)
+"""The version of SGLang that was seen to unload an adapter after requests with n; earlier ones wait for ever."""
+
+
+def _version(info: Mapping[str, Any]) -> tuple[int, ...]:
+    """The release that an engine names; nothing where it names none, or one that was not released yet."""
+    named = re.match(r"(\d+)\.(\d+)\.(\d+)(?!\d|\.?(?:dev|a|b|rc))", str(info.get("version")))
+    return tuple(map(int, named.groups())) if named else ()
 
 
 _USUAL = ("None", "", "null", "False", "0", "1", "[]", "{}")

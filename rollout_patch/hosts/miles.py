@@ -182,11 +182,16 @@ def conditions_of(args: Any, group: Any, custom: bool) -> list[str]:
         args,
         middleware_router=getattr(args, "use_miles_router", False),
         on_policy_distillation=_asks_for_likely_tokens(args),
-        routing_replay=getattr(args, "use_rollout_routing_replay", False)
-        or getattr(args, "use_rollout_indexer_replay", False),
+        indexer_replay=getattr(args, "use_rollout_indexer_replay", False),
         custom_generate=custom,
         client_request_id=any(getattr(sample, "adapter", None) is not None for sample in group),
     )
+
+
+def sends_adapter(args: Any) -> bool:
+    """Whether Miles' requests name a LoRA adapter."""
+    lora = (getattr(args, "lora_rank", 0) or 0) > 0 or getattr(args, "lora_adapter_path", None) is not None
+    return lora and not getattr(args, "lora_train_only", False)
 
 
 def _asks_for_likely_tokens(args: Any) -> bool:

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from rollout_patch.eligibility import CONDITIONS, choose_arm
+from rollout_patch.eligibility import CONDITIONS, Capabilities, choose_arm
 from rollout_patch.hosts import miles, relax, slime
 from rollout_patch.hosts.calls import capabilities_of, seed_conditions
 from rollout_patch.hosts.engines import Engines, ask_engines
@@ -107,7 +107,10 @@ def preflight(
     args = arguments_of(words)
     options = read_options(args, environment)
     engines = None if router is None else asyncio.run(ask_engines(router.rstrip("/"), _get))
-    names = [*_flags(host, args), *seed_conditions(capabilities_of(args, options))]
+    able = capabilities_of(args, options)
+    if engines is not None:
+        able = engines.added_to(able)
+    names = [*_flags(host, args, able), *seed_conditions(able)]
     if engines is not None:
         names += engines.conditions()
         if engines.silent and getattr(args, "sglang_config", None):
@@ -138,12 +141,14 @@ def _value(word: str) -> Any:
         return word
 
 
-def _flags(host: str, args: Any) -> list[str]:
+def _flags(host: str, args: Any, able: Capabilities) -> list[str]:
     if host == "slime":
         return slime.conditions_of(args)
     if host == "relax":
         return relax.conditions_of(args)
-    return miles.conditions_of(args, [], bool(args.custom_generate_function_path))
+    names = miles.conditions_of(args, [], bool(args.custom_generate_function_path))
+    lora = miles.sends_adapter(args) and not able.lora_with_n
+    return [*names, "lora_adapter", "lora_lists_refused"] if lora else names
 
 
 def _problems(host: str, args: Any) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from typing import Any
 import hypothesis  # noqa: F401 (its plugin would import it in the summary, while a host's threads still parse)
 import pytest
 from aiohttp import ClientSession, web
-from host_rollouts import as_queued
+from host_rollouts import as_queued, routed_experts
 
 REWARD_MODULE = "host_test_reward"
 
@@ -130,6 +130,8 @@ class SeededServer:
             for slot in self.queued_slots & set(range(len(items))):
                 as_queued(items[slot])
         for item in items:
+            if body.get("return_routed_experts"):
+                item["meta_info"]["routed_experts"] = routed_experts(len(prompt), item["output_ids"])
             self.changes(item)
         return items if is_list or n > 1 else items[0]
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import two_images
-from host_rollouts import PROMPTS, N, common_arguments, rows_without, settle
+from host_rollouts import PROMPTS, REPLAY, N, common_arguments, routed, rows_without, settle
 from made_up_modules import made_up
 
 from rollout_patch import ResponseRefused, UnsupportedHost
@@ -150,6 +150,26 @@ def test_one_native_body_is_the_stock_body_with_n(arguments: Any, rollout: Any) 
         assert body["sampling_params"].pop("n") == N
         assert stock_requests.count(body) == N
     assert patched.metrics["rollout_patch/native_groups"] == len(PROMPTS)
+
+
+def test_the_experts_of_each_sample_are_stocks(arguments: Any, rollout: Any) -> None:
+    stock, _ = rollout(arguments(**SEEDED, **REPLAY), patched=False)
+    patched, requests = rollout(arguments(**SEEDED, **REPLAY, rollout_patch_seed_per_slot=1), patched=True)
+    assert all(body["return_routed_experts"] for body in requests) and len(requests) == len(PROMPTS)
+    assert routed(patched) == routed(stock)
+    assert len(set(map(repr, routed(patched)))) == N * len(PROMPTS)
+
+
+@pytest.mark.parametrize(
+    ("version", "way"), [("0.5.23", "native"), ("0.5.22", "per_sample"), ("0.5.24rc1", "per_sample")]
+)
+def test_an_adapter_goes_native_where_the_engine_is_known_to_unload_it_again(
+    arguments: Any, rollout: Any, server: Any, version: str, way: str
+) -> None:
+    server.info["version"] = version
+    output, requests = rollout(arguments(lora_rank=8), patched=True)
+    assert output.metrics[f"rollout_patch/{way}_groups"] == len(PROMPTS)
+    assert {body["lora_path"] for body in requests} == {"miles_lora"}
 
 
 def test_fewer_permits_than_samples_complete(arguments: Any, rollout: Any, server: Any) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from host_rollouts import PROMPTS, N, common_arguments, rows_without, settle
+from host_rollouts import PROMPTS, REPLAY, N, common_arguments, routed, rows_without, settle
 from made_up_modules import made_up
 
 from rollout_patch import UnsupportedHost
@@ -162,6 +162,14 @@ def test_seeded_samples_and_training_tensors_are_equal_for_a_request_a_group(
     assert [partition for partition, _ in queue.batches] == ["train_3"]
     assert len({tuple(tokens) for tokens in queue.columns["tokens"]}) == N * len(PROMPTS)
     assert patched.metrics[f"rollout_patch/{arm}_groups"] == len(PROMPTS)
+
+
+def test_the_experts_of_each_sample_are_stocks(relax: Any, arguments: Any, rollout: Any) -> None:
+    stock, _, _ = rollout(relax.generate_rollout, arguments(**SEEDED, **REPLAY))
+    patched, _, requests = rollout(generate_rollout, arguments(**SEEDED, **REPLAY, rollout_patch_seed_per_slot=1))
+    assert all(body["return_routed_experts"] for body in requests) and len(requests) == len(PROMPTS)
+    assert routed(patched) == routed(stock)
+    assert len(set(map(repr, routed(patched)))) == N * len(PROMPTS)
 
 
 def test_a_fully_asynchronous_rollout_is_equal_for_a_request_a_group(relax: Any, arguments: Any, rollout: Any) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import two_images
-from host_rollouts import PROMPTS, N, as_queued, common_arguments, rows_without, settle
+from host_rollouts import PROMPTS, REPLAY, N, as_queued, common_arguments, routed, rows_without, settle
 
 from rollout_patch import PatchError, UnsupportedHost, probe
 from rollout_patch.hosts import calls
@@ -165,6 +165,14 @@ def test_traces_of_aborted_groups_are_stocks(
     started = [event for trace in kept[1] for event in trace if event[0] == "span_start"]
     ended = [event for trace in kept[1] for event in trace if event[0] == "span_end"]
     assert len(started) == len(ended) > 0
+
+
+def test_the_experts_of_each_sample_are_stocks(slime: Any, arguments: Any, rollout: Any) -> None:
+    stock, _ = rollout(slime.generate_rollout, arguments(**SEEDED, **REPLAY))
+    patched, requests = rollout(generate_rollout, arguments(**SEEDED, **REPLAY, rollout_patch_seed_per_slot=1))
+    assert all(body["return_routed_experts"] for body in requests) and len(requests) == len(PROMPTS)
+    assert routed(patched) == routed(stock)
+    assert len(set(map(repr, routed(patched)))) == N * len(PROMPTS)
 
 
 def test_fewer_permits_than_samples_complete(arguments: Any, rollout: Any, server: Any) -> None:

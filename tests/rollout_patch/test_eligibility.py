@@ -40,7 +40,8 @@ def pictures(*contents: bytes) -> list[SampleRequest]:
     return group(*({"media": {"image_data": [Picture(content)]}} for content in contents))
 
 
-CUSTOM = {"sampling_params": {"custom_params": {"return_top_p_token_ids": True}}}
+KEPT = {"sampling_params": {"custom_params": {"return_top_p_token_ids": True}}}
+CUSTOM = {"sampling_params": {"custom_params": {"token_ids": [7]}}}
 TEXT = {"input_ids": None, "text": "a"}
 LORA = {"options": {"lora_path": "adapter"}}
 
@@ -70,7 +71,7 @@ VIOLATED: list[tuple[str, Sequence[SampleRequest], Capabilities]] = [
     ("lora_adapter", group(LORA, LORA), CAN),
     ("lora_lists_refused", group(LORA, LORA), CAN),
     ("client_request_id", group({"options": {"rid": "a"}}, {"options": {"rid": "a"}}), CAN),
-    ("custom_params", group(CUSTOM, CUSTOM), CAN),
+    ("kept_tokens", group(KEPT, KEPT), CAN),
     ("parallel_sampling_refused", group({}, {}), Capabilities(parallel_sampling=False)),
     ("prompt_lists_refused", group({}, {}), Capabilities(prompt_lists=False)),
     ("text_lists_refused", group(TEXT, TEXT), Capabilities(text_lists=False)),
@@ -94,6 +95,8 @@ HELD: list[tuple[str, Sequence[SampleRequest], Capabilities]] = [
     ),
     ("options_differ", group({"options": {"lora_path": "a"}}, {"options": {"lora_path": "b"}}), CAN),
     ("lora_lists_refused", group(LORA, LORA), Capabilities(lora_lists=True)),
+    ("lora_adapter", group(LORA, LORA), Capabilities(lora_with_n=True)),
+    ("kept_tokens", group(CUSTOM, CUSTOM), CAN),
     ("text_lists_refused", group({}, {}), Capabilities(text_lists=False)),
     ("text_lists_refused", group(TEXT, TEXT), CAN),
 ]
@@ -147,7 +150,6 @@ def test_every_condition_of_relax_and_of_miles_has_a_name() -> None:
         "single_sample",
         "middleware_router",
         "on_policy_distillation",
-        "routing_replay",
         "lora_adapter",
         "deterministic_inference",
         "speculative_decoding",

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import random
+from array import array
+from base64 import b64encode
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -58,6 +61,22 @@ def rows_without(names: Collection[str], output: Any) -> list[dict[str, Any]]:
         for group in output.samples
         for sample in group
     ]
+
+
+REPLAY = {"use_rollout_routing_replay": True, "num_layers": 2, "moe_router_topk": 2}
+"""Arguments of a host that replays the experts of a model of two layers."""
+
+
+def routed_experts(prompt_length: int, ids: list[int]) -> str:
+    """Experts of a response, drawn by its ids, as the engine sends them: for each token but the last, of each layer."""
+    drawn = random.Random(str(ids)).choices(range(8), k=(prompt_length + len(ids) - 1) * 2 * 2)
+    return b64encode(array("i", drawn).tobytes()).decode()
+
+
+def routed(output: Any) -> list[Any]:
+    """The experts that the samples of a rollout hold, by index."""
+    samples = sorted((sample for group in output.samples for sample in group), key=lambda sample: sample.index)
+    return [sample.rollout_routed_experts.tolist() for sample in samples]
 
 
 def as_queued(item: dict[str, Any]) -> None:

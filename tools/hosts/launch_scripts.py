@@ -25,7 +25,7 @@ NO_ROLLOUTS = r"--loss-type[ =]+sft|sft_rollout|--debug-train-only|--loss-type\"
 """What only trains."""
 REASONS = {
     "speculative_decoding": r"--sglang-speculative-algorithm",
-    "routing_replay": r"--use-rollout-routing-replay|--use-rollout-indexer-replay",
+    "indexer_replay": r"--use-rollout-indexer-replay",
     "custom_generate": r"--custom-generate-function-path|--custom-agent-function-path",
     "another rollout function": r"--rollout-function-path(?! slime\.rollout\.fully)|--use-agentic-rollout",
     "disaggregated_prefill": r"--prefill-num-servers|--sglang-disaggregation-mode",
@@ -33,10 +33,12 @@ REASONS = {
     "middleware_router": r"--use-miles-router|--use-slime-router",
     "lora_adapter": r"--lora-adapter|--lora-rank|--multi-lora",
     "engine_unknown": r"--sglang-config",
-    "custom_params": r"--rollout-top-p[ =\"',]+0?\.\d",
+    "kept_tokens": r"--rollout-top-p[ =\"',]+0?\.\d",
     "client_request_id": r"--multi-lora",
 }
 """The flags behind each reason of `rollout_patch.CONDITIONS`, and other rollout functions than the plug-in's."""
+BY_ENGINE = {"slime": set(), "miles": {"lora_adapter"}, "relax": set()}
+"""Reasons that an engine's release lifts, `rollout_patch.hosts.engines.LORA_WITH_N`."""
 MERGED = {"relax": {"lora_adapter": r"--lora-adapter-mode"}}
 """Reasons for which a host needs other flags: Relax merges LoRA weights without an adapter mode."""
 
@@ -62,7 +64,8 @@ def reasons(host: str, text: str) -> list[str]:
 def main(*given: str) -> None:
     """Prints one row a host; with ``--list`` each script that is not eligible, too."""
     listed = "--list" in given
-    print("| host | scripts | eligible | share | reasons of the rest |\n|---|---|---|---|---|")
+    print("| host | scripts | eligible | share | on engines that unload adapters | reasons of the rest |")
+    print("|---|---|---|---|---|---|")
     rest = []
     for one in given:
         if one == "--list":
@@ -71,8 +74,9 @@ def main(*given: str) -> None:
         found = {path: reasons(host, text) for path, text in scripts(host, Path(checkout))}
         counts = Counter(name for names in found.values() for name in names)
         free = sum(not names for names in found.values())
+        mended = sum(set(names) <= BY_ENGINE[host] for names in found.values())
         why = ", ".join(f"{name} {count}" for name, count in counts.most_common())
-        print(f"| {host} | {len(found)} | {free} | {free / max(1, len(found)):.0%} | {why} |")
+        print(f"| {host} | {len(found)} | {free} | {free / max(1, len(found)):.0%} | {mended} | {why} |")
         rest += [f"{host} {path}: {', '.join(names)}" for path, names in found.items() if names]
     if listed:
         print("\n".join(["", *rest]))

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from rollout_patch import Capabilities
 from rollout_patch.hosts.engines import Engines, ask_engines
 
 
@@ -50,6 +51,27 @@ async def test_an_older_router_lists_addresses() -> None:
         {"http://router/list_workers": {"urls": ["http://a:1"]}, "http://a:1/server_info": {"version": "1"}}
     )
     assert list((await ask_engines("http://router", get)).infos) == ["http://a:1"]
+
+
+@pytest.mark.parametrize(
+    ("versions", "silent", "lora"),
+    [
+        (["0.5.23"], (), True),
+        (["0.5.23.post1", "0.6.0"], (), True),
+        (["0.5.23", "0.5.16"], (), False),
+        (["0.5.24.dev7+g1a2b"], (), False),
+        (["0.5.23rc1"], (), False),
+        (["unknown"], (), False),
+        (["0.5.23"], ("http://b",), False),
+        ([], (), False),
+    ],
+)
+def test_adapters_go_with_n_where_every_engine_is_of_a_release_that_unloads_them(
+    versions: list[str], silent: tuple[str, ...], lora: bool
+) -> None:
+    infos = {f"http://{at}": {"version": version} for at, version in enumerate(versions)}
+    able = Engines(infos, silent).added_to(Capabilities())
+    assert able == Capabilities(lora_with_n=lora, lora_lists=lora)
 
 
 @pytest.mark.parametrize(
