@@ -24,7 +24,7 @@ from parity.errors import UsageError
 if TYPE_CHECKING:
     from parity.launch import Launched, LaunchFile, RunPlan
 
-TEMPLATES = ("slime", "trl")
+TEMPLATES = ("slime", "miles", "relax", "verl", "trl")
 
 LAUNCH_EXAMPLES = """\b
 Examples:

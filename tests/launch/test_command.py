@@ -48,17 +48,6 @@ def test_a_dry_run_prints_every_command_and_starts_nothing(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("name", ["slime", "trl"])
-def test_a_template_is_a_launch_file(tmp_path, name):
-    path = tmp_path / "experiment.toml"
-    path.write_text(CliRunner().invoke(cli, ["launch", "--init", name]).stdout)
-    plans = plan_runs(read_launch_file(path), tmp_path)
-    assert len(plans) == 6
-    changed = next(plan for plan in plans if plan.arm == "native").command
-    assert all(str(plan.directory) in plan.command and str(plan.seed) in plan.command for plan in plans)
-    assert changed != next(plan for plan in plans if plan.arm == "stock").command
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("shift", "verdict", "code"), [("", "PARITY", 0), ("--shift 0.4", "DIFFERENT", 1)], ids=["the same", "a shift"]

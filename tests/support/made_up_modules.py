@@ -17,6 +17,10 @@ class MadeUp:
         pass
 
     @staticmethod
+    def add_cli_args(parser: Any) -> None:
+        """Adds none."""
+
+    @staticmethod
     def _kv_pairs_to_dict(pairs: Any) -> dict[str, Any]:
         return {}
 
