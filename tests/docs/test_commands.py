@@ -259,6 +259,9 @@ ELSEWHERE = {
     ("needs a checkout", "tests/hosts/test_slime.py::"): (
         "SLIME_CHECKOUT=/path/to/slime python -m pytest tests/hosts/test_slime*.py",
     ),
+    ("needs SGLang", "tests/engines/sglang/test_features_with_n.py::"): (
+        "python -m pytest tests/engines/sglang/test_features_with_n.py",
+    ),
     ("needs a checkout", "tests/hosts/test_miles.py::"): (
         "MILES_CHECKOUT=/path/to/miles python -m pytest tests/hosts/test_miles.py",
     ),
