@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from rollout_patch.dialects import SGLANG, Dialect, plan_requests
-from rollout_patch.eligibility import CONDITIONS, Capabilities, choose_arm, conditions
+from rollout_patch.eligibility import Capabilities, choose_arm, conditions
 from rollout_patch.errors import OneSampleOnly, RequestAborted, RequestFailed
+from rollout_patch.logs import log_once, log_seldom, log_way
 from rollout_patch.media import Encoder, check_placeholders, encode_media
 from rollout_patch.permits import Permits
 from rollout_patch.refusals import Refusals
@@ -26,8 +27,6 @@ Post = Callable[[dict[str, Any], Mapping[str, str]], Awaitable[Any]]
 """Sends one payload with its headers; returns the decoded body of a 200, else raises one of `rollout_patch.errors`."""
 Recorder = Callable[[dict[str, Any]], None]
 """Takes each exchange as it ends."""
-
-_log = logging.getLogger("rollout_patch")
 
 _CANNOT = frozenset({400, 413, 422, 501})
 """Statuses by which an engine or router says that it does not take such a request."""
@@ -281,7 +280,8 @@ class _Sender:
                 except RequestFailed as failure:
                     if attempt > self.retries or failure.status not in _TRANSIENT:
                         raise
-                    _log.warning("attempt %d of %d failed: %s", attempt, self.retries + 1, failure)
+                    line = f"attempt {attempt} of {self.retries + 1} failed: {failure}"
+                    log_seldom(line, key=("attempt", failure.status))
                 await asyncio.sleep(self.retry_wait)
         raise AssertionError("the last attempt returns or raises")
 
@@ -336,29 +336,3 @@ async def _gather(work: Iterable[Coroutine[Any, Any, Any]]) -> list[Any]:
 def _restore(adapter: Adapter[S], samples: Sequence[S], snapshots: Sequence[object]) -> None:
     for sample, snapshot in zip(samples, snapshots, strict=True):
         adapter.restore(sample, snapshot)
-
-
-def log_way(asked: str, used: str, reasons: Iterable[str]) -> None:
-    """Logs that groups go a way, and each reason why not the one asked for; the counts go to the host's metrics."""
-    if asked == used:
-        log_once(logging.INFO, f"group sampling active: groups go {used}")
-    for reason in reasons:
-        log_once(
-            logging.WARNING, f"groups that may not go {asked} ({reason}): {CONDITIONS[reason].sentence}; said once"
-        )
-
-
-def log_never(asked: str, reasons: Iterable[str]) -> None:
-    """Warns, once a process, that flags rule out every group's going the way asked for."""
-    sentences = "; ".join(f"{reason}: {CONDITIONS[reason].sentence}" for reason in reasons)
-    log_once(logging.WARNING, f"no group can go {asked} with these flags: {sentences}")
-
-
-_said: set[Any] = set()
-
-
-def log_once(level: int, line: str, key: Any = None) -> None:
-    """Logs a line, once a process for each key; without a key, for each line."""
-    if (key or line) not in _said:
-        _said.add(key or line)
-        _log.log(level, line)

@@ -15,12 +15,13 @@ from typing import Any, SupportsFloat
 from rollout_patch.assignment import Assignment
 from rollout_patch.eligibility import CONDITIONS, Capabilities, choose_arm
 from rollout_patch.errors import PatchError, RequestAborted, RequestFailed, UnsupportedHost
-from rollout_patch.group import GroupReport, generate_group, log_never, log_once, log_way
+from rollout_patch.group import GroupReport, generate_group
 from rollout_patch.hosts.engines import Engines, Get, ask_engines
 from rollout_patch.hosts.meeting import Asked, Meeting, RolloutEnded, SharedSemaphore, current_meeting
 from rollout_patch.hosts.options import Options, read_options
 from rollout_patch.hosts.recording import Recording
 from rollout_patch.hosts.samples import Seats, answer_of, attributes_of, copy_of, restore
+from rollout_patch.logs import log_never, log_once, log_seldom, log_way
 from rollout_patch.metrics import group_counts
 from rollout_patch.permits import Permits
 from rollout_patch.recorder import sample_rows
@@ -31,8 +32,6 @@ SECONDS_BETWEEN = 1.0
 """How long slime, Miles and Relax wait before they send a request again (their `http_utils.post`)."""
 
 GroupCode = Callable[..., Coroutine[Any, Any, Any]]
-
-_log = logging.getLogger("rollout_patch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,7 +338,8 @@ class RolloutCalls:
             await ask(copies, turn)
         except (Exception, RolloutEnded) as error:  # whatever the host's reward or hooks may raise
             self.compared_lost += 1
-            _log.warning("a group is trained on but not compared: %s: %s", type(error).__name__, error)
+            line = f"a group is trained on but not compared: {type(error).__name__}: {error}"
+            log_seldom(line, key=("not compared", type(error)))
 
     def count_rewards(self, stock_rewards: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
         """The host's reward of a group, which says so when it returns another number of rewards than of samples.

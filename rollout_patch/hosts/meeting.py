@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -17,9 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from rollout_patch.errors import PatchError, RequestFailed, UnsupportedHost
+from rollout_patch.logs import log_seldom
 from rollout_patch.permits import Permits
-
-_log = logging.getLogger("rollout_patch")
 
 PATIENCE = 600.0
 """Seconds that a sample waits for its siblings, which hold their permits too and have only media to process."""
@@ -154,7 +152,7 @@ class Meeting:
                 permits = Permits(asyncio.Semaphore(held), held)
             answers = await self._generate({slot: asked for slot, (asked, _) in waiting.items()}, permits)
         except RequestFailed as failure:
-            _log.warning("a request for %d samples failed: %s", len(waiting), failure)
+            log_seldom(f"a request for {len(waiting)} samples failed: {failure}", key=("failed", failure.status))
             error = failure.__cause__ or failure
             if hasattr(error, "add_note"):  # from Python 3.11 on
                 error.add_note(str(failure))

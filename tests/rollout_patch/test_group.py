@@ -20,8 +20,8 @@ from rollout_patch import (
     RequestFailed,
     ResponseRefused,
     generate_group,
-    group,
     group_metrics,
+    logs,
 )
 from rollout_patch.refusals import ASKED_AGAIN_AFTER, Refusals
 from rollout_patch.responses import DOUBTS
@@ -450,7 +450,7 @@ async def test_routing_headers_travel_with_the_request(engine: Any, adapter: Any
 async def test_a_fallback_is_logged_once_a_reason(
     engine: Any, adapter: Any, make_group: MakeGroup, caplog: pytest.LogCaptureFixture
 ) -> None:
-    group._said.clear()  # whatever was said by tests before
+    logs._said.clear()  # whatever was said by tests before
     with caplog.at_level(logging.WARNING, logger="rollout_patch"):
         for more in ([], ["custom_generate"], []):
             held = ["speculative_decoding", *more]
@@ -460,10 +460,21 @@ async def test_a_fallback_is_logged_once_a_reason(
     assert "was not seen with more than one sample" in lines[0]
 
 
+async def test_an_engine_that_is_down_is_a_line_and_not_one_an_attempt(
+    engine: Any, adapter: Any, make_group: MakeGroup, caplog: pytest.LogCaptureFixture
+) -> None:
+    logs._seldom.clear()
+    engine.script = [RequestFailed(503, "starting")] * 30
+    report = await generate_group("native", make_group(2), adapter=adapter, post=engine.post, retries=59, retry_wait=0)
+    assert report.retries == 30
+    (line,) = [record.getMessage() for record in caplog.records if "attempt" in record.getMessage()]
+    assert line == "attempt 1 of 60 failed: HTTP 503: starting"
+
+
 async def test_a_refusal_is_logged_once_an_arm_and_status_with_the_engines_words(
     engine: Any, adapter: Any, make_group: MakeGroup, caplog: pytest.LogCaptureFixture
 ) -> None:
-    group._said.clear()
+    logs._said.clear()
     for number in range(3):
         engine.script = [RequestFailed(400, f"no n, says request {number}")]
         await generate_group("native", make_group(2), adapter=adapter, post=engine.post)
