@@ -102,7 +102,7 @@ def main() -> None:
 
         Rollout.read_parquet = counted  # type: ignore[method-assign]
         started = time.perf_counter()
-        report = assess(directory)
+        (report,) = assess(directory)
         judged, of_checks = time.perf_counter(), max(reads.values())
         write_report(report, directory / "report", gather(report, directory))
         written = time.perf_counter()

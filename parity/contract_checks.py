@@ -8,7 +8,7 @@ fails a verdict.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,7 +29,7 @@ from parity.evidence.contract import (
     wire,
 )
 from parity.evidence.contract.answers import samples_of
-from parity.evidence.contract.facts import Facts, Groups, facts_of, groups_of
+from parity.evidence.contract.facts import Facts, Groups, facts_of, groups_of, without
 from parity.evidence.contract.inference import RULE_OF_CHECK, infer
 from parity.evidence.contract.outcomes import Case, Check, Outcome, Tally, findings_of
 from parity.evidence.contract.rules import AdvantageFormula, Rules
@@ -300,7 +300,7 @@ def _check_answer(exchange: Exchange, name: str, rules: Rules, tally: Tally, see
 
 
 def check_recording(
-    batches: Iterable[Rollout], exchanges: Iterable[Exchange], rules: Rules, chunk: int | None = None
+    batches: Iterable[Rollout], exchanges: Iterable[Exchange], rules: Rules, chunk: accounting.Chunk = None
 ) -> list[Finding]:
     """All of `check_batches`, `check_exchanges` and `check_accounting`, with each stream read once.
 
@@ -333,7 +333,7 @@ def part_of(rollout: Rollout, rules: Rules, accounts: accounting.Accounts | None
 
 
 def check_parts(
-    parts: Sequence[Part], exchanges: Iterable[Exchange], rules: Rules, chunk: int | None = None
+    parts: Sequence[Part], exchanges: Iterable[Exchange], rules: Rules, chunk: accounting.Chunk = None
 ) -> list[Finding]:
     """As `check_recording`, of samples that were read already by `part_of` under the same rules."""
     accounts = accounting.Accounts()
@@ -346,7 +346,7 @@ def _recording_findings(
     of_exchanges: Sequence[Finding],
     accounts: accounting.Accounts,
     rules: Rules,
-    chunk: int | None,
+    chunk: accounting.Chunk,
 ) -> list[Finding]:
     parts = parts or [part_of(Rollout.from_samples([]), rules)]
     facts = Facts.concatenate([part.facts for part in parts])
@@ -375,7 +375,7 @@ def check_accounting(rollout: Rollout, exchanges: Iterable[Exchange], chunk: int
 
 
 def _account_findings(
-    facts: Facts, groups: Groups, receipts: accounting.Receipts, accounts: accounting.Accounts, chunk: int | None
+    facts: Facts, groups: Groups, receipts: accounting.Receipts, accounts: accounting.Accounts, chunk: accounting.Chunk
 ) -> list[Finding]:
     matching = accounting.match(facts, groups, receipts, accounts)
     outcomes = (
@@ -389,26 +389,33 @@ def _account_findings(
     return [finding for check, unit, outcome in outcomes for finding in findings_of(check, outcome, unit)]
 
 
-def check_arms(baseline: Rollout, experiment: Rollout) -> list[Finding]:
-    """Checks that both arms were asked for the same and record the same fields; what they sampled may differ."""
-    return _arms_findings(*(facts_of(rollout, Rules()) for rollout in (baseline, experiment)))
+def check_arms(baseline: Rollout, experiment: Rollout, apart: Collection[str] = ()) -> list[Finding]:
+    """Checks that both arms were asked for the same and record the same fields; what they sampled may differ.
+
+    `apart` names the sampling parameters in which the arms differ on purpose.
+    """
+    return _arms_findings([facts_of(rollout, Rules()) for rollout in (baseline, experiment)], apart)
 
 
-def check_arms_of_parts(baseline: Sequence[Part], experiment: Sequence[Part]) -> list[Finding]:
+def check_arms_of_parts(
+    baseline: Sequence[Part], experiment: Sequence[Part], apart: Collection[str] = ()
+) -> list[Finding]:
     """As `check_arms`, of samples that were read already by `part_of`."""
-    return _arms_findings(*(_joined([part.facts for part in parts], Rules()) for parts in (baseline, experiment)))
+    return _arms_findings([_joined([part.facts for part in parts], Rules()) for parts in (baseline, experiment)], apart)
 
 
-def _arms_findings(*arms_facts: Facts) -> list[Finding]:
-    baseline, experiment = ((facts, groups_of(facts)) for facts in arms_facts)
+def _arms_findings(arms_facts: Sequence[Facts], apart: Collection[str]) -> list[Finding]:
+    baseline, experiment = ((without(facts, apart), groups_of(facts)) for facts in arms_facts)
     return [
         finding for check, unit, rule in _ARMS_RULES for finding in findings_of(check, rule(baseline, experiment), unit)
     ]
 
 
-def check_requests(baseline: Iterable[Exchange], experiment: Iterable[Exchange]) -> list[Finding]:
-    """Checks that both arms asked for the same, group by group, whatever the form in which each asked."""
-    return findings_of(_REQUESTS, requests.same_requests(baseline, experiment), "groups")
+def check_requests(
+    baseline: Iterable[Exchange], experiment: Iterable[Exchange], apart: Collection[str] = ()
+) -> list[Finding]:
+    """Checks that both arms asked for the same, group by group, but for what they set `apart`, whatever the form."""
+    return findings_of(_REQUESTS, requests.same_requests(baseline, experiment, apart), "groups")
 
 
 def check_metrics(rollouts: Mapping[int, Rollout], records: Iterable[Mapping[str, Any]]) -> list[Finding]:

@@ -1,7 +1,7 @@
-"""Paired and mixed training runs, interleaved in time, over one engine; the one place that owns time and resume.
+"""Paired and mixed training runs, interleaved in time, over the engines of their arms; the owner of time and resume.
 
-Every run has its own trainer; all share one engine, which is given a run's weights before each of its rollouts. The two
-runs of a pair take turns step by step, in an order drawn for each step, so that whatever the machine does meanwhile is
+Every run has its own trainer; runs share engines, which are given a run's weights before each of its rollouts. The runs
+of a pair take turns step by step, in an order drawn for each step, so that whatever the machine does meanwhile is
 shared by both arms.
 """
 
@@ -14,29 +14,29 @@ import shlex
 import shutil
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+from contextlib import AsyncExitStack, suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from parity.engines import Engine, EngineClient, open_engine
-from parity.engines.answers import REQUEST_RETRIES, SteadyPost
+from parity.engines import Engine, EngineClient, Fleet
+from parity.engines.answers import SteadyPost
 from parity.engines.client import Waits
 from parity.engines.designs import LIST_TWIN_REACH, choose_designs
-from parity.engines.detection import detect_determinism
 from parity.engines.replaying import replaying_post
-from parity.engines.router import engine_words
+from parity.engines.router import engines_words
+from parity.engines.several import ask_engines, check_alone, open_engines, push_weights, what_engines_state
 from parity.errors import EngineError, EngineUnavailable, InputError, TrainingError, UsageError, shown
 from parity.faults import AfterScoring, planting
 from parity.metrics import balance_metrics, rollout_metrics
+from parity.records.arms import Deployment
 from parity.records.exchanges import Exchange
 from parity.records.experiment import (
     LIST_TWIN,
     ExperimentConfig,
     Pair,
-    nonce_of_version,
     plan_pairs,
     weight_version,
 )
@@ -51,14 +51,15 @@ from parity.records.store import (
     run_store,
     seal_checkpoint,
 )
+from parity.trainer.arm_path import ArmPath
+from parity.trainer.group_sender import GroupSender
 from parity.trainer.policy import load_tokenizer
-from parity.trainer.rollouts import RolloutResult, generate_rollout
+from parity.trainer.rollouts import RolloutResult, generate_rollout, placeholders_of
 from parity.trainer.tasks import Task, get_task
 from parity.trainer.trainer import Trainer
 from parity.trainer.warm_start import config_for, prepare_policy
 from rollout_patch import (
     Assignment,
-    Capabilities,
     Post,
     RequestFailed,
     ResponseRefused,
@@ -66,9 +67,6 @@ from rollout_patch import (
     probe,
     switchback,
 )
-
-OTHERS_STEP_SECONDS = 30.0
-"""How long a step of another experiment on the same engine is waited for."""
 
 STEP_ATTEMPTS = 5
 """How often a step is begun before the run gives up."""
@@ -139,23 +137,17 @@ def run_experiment(
             create_experiment(out, _describe(config, command))
         task = get_task(config.task)
         policy = prepare_policy(task, cache, watcher.note)
-        engine_name = engine_words(config.engine, config.workers, config.router)
+        engine_name = engines_words(config)
         watcher.note(f"engine {engine_name}: starting, logs in {out / 'logs'}")
-        engine = open_engine(
-            config.engine,
-            policy,
-            out / "logs",
-            control=config.control,
-            progress=_start_progress(config.engine, watcher),
-            workers=config.workers,
-            router=config.router or None,
-        )
+        progress = _start_progress(engine_name, watcher)
+        engines = open_engines(config, policy, out / "logs", control=config.control, progress=progress)
         try:
-            asyncio.run(_run_pairs(config, out, task, policy, engine, watcher, resume))
+            asyncio.run(_run_pairs(config, out, task, policy, engines, watcher, resume))
         except TrainingError as error:  # the step's samples are on disk, and the contract says what is wrong with them
             watcher.note(f"{error}; no further step is run")
         finally:
-            engine.stop()
+            for engine in engines.values():
+                engine.stop()
 
 
 def _describe(config: ExperimentConfig, command: str) -> dict[str, Any]:
@@ -164,8 +156,9 @@ def _describe(config: ExperimentConfig, command: str) -> dict[str, Any]:
         "nonce": secrets.token_hex(4),
         "baseline": config.baseline,
         "experiment": config.experiment,
+        "arms": {name: asdict(config.arm(name).shown()) for name in config.arms},
         "task": config.task,
-        "engine": engine_words(config.engine, config.workers, config.router),
+        "engine": engines_words(config),
         "steps": config.steps,
         "seeds": list(range(1, config.seeds + 1)),
         "margins": dict(config.margins),
@@ -262,34 +255,60 @@ class _Bench:
     task: Task
     tokenizer: Any
     policy: Path
-    engine: Engine
-    client: EngineClient
-    capabilities: Capabilities
+    engines: Mapping[Deployment, Engine]
+    clients: Mapping[Deployment, EngineClient]
+    senders: Mapping[Deployment, GroupSender]
     nonce: str
+
+    def path(self, arm: str, recording: Post | None = None) -> ArmPath:
+        """How an arm's groups reach its engine, or a recording in its place."""
+        sender = self.senders[self.config.deployment(arm)]
+        return ArmPath(arm, self.config.arm(arm), sender if recording is None else replace(sender, post=recording))
+
+    def deployments(self, run: _Run) -> list[Deployment]:
+        """Who answers a run."""
+        arms = run.pair.arms if run.pair.mixed else (run.arm,)
+        return list(dict.fromkeys(map(self.config.deployment, arms)))
 
 
 async def _run_pairs(
-    config: ExperimentConfig, out: Path, task: Task, policy: Path, engine: Engine, watcher: Watcher, resume: bool
+    config: ExperimentConfig,
+    out: Path,
+    task: Task,
+    policy: Path,
+    engines: Mapping[Deployment, Engine],
+    watcher: Watcher,
+    resume: bool,
 ) -> None:
     experiment = read_experiment(out)
     nonce = str(experiment.get("nonce", ""))
-    async with engine.client(Waits(patience=config.patience, note=watcher.note)) as client:
-        if "://" in config.engine:
-            await _alone(client, nonce, watcher)
-        seen = await detect_determinism(client.generate, await client.capabilities())
-        watcher.note(f"engine {config.engine}: {seen.summary}")
-        capabilities, designs = seen.capabilities, choose_designs(config, seen)
+    waits = Waits(patience=config.patience, note=watcher.note)
+    async with AsyncExitStack() as stack:
+        clients = {
+            deployment: await stack.enter_async_context(engine.client(waits)) for deployment, engine in engines.items()
+        }
+        for deployment, client in clients.items():
+            if deployment.is_remote:
+                await check_alone(client, nonce, watcher.note)
+        if len(clients) > 1:  # only engines with the same weights can answer alike
+            await push_weights(clients, policy, weight_version(nonce, "start", 0))
+        seen, joint = await ask_engines(config, clients, watcher.note)
+        designs = choose_designs(config, joint)
         if LIST_TWIN in designs:
             watcher.note(f"{LIST_TWIN}: {LIST_TWIN_REACH}")
-        info = await client.server_info()
-        version, dtype = (str(info.get(name) or "not stated") for name in ("version", "dtype"))
-        facts = {"designs": designs, "engine_capabilities": asdict(capabilities)}
-        facts |= {"engine_version": version, "engine_dtype": dtype}
+        facts = {"designs": designs, "engine_capabilities": asdict(joint.capabilities)}
+        facts |= await what_engines_state(config, clients)
         # In other words after a resume where a refusal names a port, but then the capabilities say the same.
-        facts["engine_determinism"] = experiment.get("engine_determinism", seen.to_json())
+        facts["engine_determinism"] = experiment.get("engine_determinism", joint.to_json())
         amend_experiment(out, facts)
         pairs = plan_pairs(config, designs)
-        bench = _Bench(config, out, task, load_tokenizer(policy), policy, engine, client, capabilities, nonce)
+        senders = {
+            one: GroupSender(
+                SteadyPost(client), seen[one].capabilities, client.served_by, placeholders=placeholders_of(task)
+            )
+            for one, client in clients.items()
+        }
+        bench = _Bench(config, out, task, load_tokenizer(policy), policy, engines, clients, senders, nonce)
         total = sum(len(pair.names) * pair.steps for pair in pairs)
         done = here = 0
         start = time.monotonic()
@@ -301,29 +320,6 @@ async def _run_pairs(
                 rate = here / (time.monotonic() - start)
                 step = run.finished - 1
                 watcher.step(StepReport(pair, run.store.name, step, metrics, done, total, seconds, rate))
-
-
-async def _alone(client: EngineClient, nonce: str, watcher: Watcher) -> None:
-    """Looks whether another experiment trains on the same engine, whose weights each would take for its own.
-
-    An experiment that ended left its last label behind, so that a label is waited for to change.
-
-    Raises:
-        UsageError: One does.
-    """
-    before = (await client.model_info()).get("weight_version")
-    other = nonce_of_version(before)
-    if other in ("", nonce):
-        return
-    watcher.note(f"the engine has weights of another experiment ({other}): looking for {OTHERS_STEP_SECONDS:.0f} s")
-    for _ in range(10):
-        await asyncio.sleep(OTHERS_STEP_SECONDS / 10)
-        now = (await client.model_info()).get("weight_version")
-        if now != before:
-            raise UsageError(
-                f"{client.url}: another experiment trains on this engine (weights {before}, then {now}): wait until it "
-                "has ended, or use another engine"
-            )
 
 
 async def _run_pair(
@@ -379,12 +375,12 @@ def _open_run(bench: _Bench, pair: Pair, role: int, resume: bool) -> _Run:
 
 def _planting(config: ExperimentConfig, pair: Pair, role: int) -> AfterScoring | None:
     """What plants the faults that were asked for in samples of the experiment's arm."""
-    if not config.plants or not (pair.mixed or role == 1):
+    if not config.plants or not (pair.mixed or role):
         return None
     plant = planting(config.plants)
 
     def in_experiment(step: int, samples: list[Sample]) -> None:
-        plant(step, [one for one in samples if one.extra["assignment"]["arm"] == config.experiment])
+        plant(step, [one for one in samples if one.extra["assignment"]["arm"] == pair.arms[1]])
 
     return in_experiment if pair.mixed else plant
 
@@ -441,12 +437,14 @@ async def _finish_step(bench: _Bench, run: _Run, step: int, watcher: Watcher) ->
 
 async def _revive(bench: _Bench, run: _Run, step: int, attempt: int, watcher: Watcher) -> None:
     """Restarts an engine that died; gives one that lives a moment, and restarts it when it does not answer."""
-    if bench.engine.alive():
+    engines = [bench.engines[deployment] for deployment in bench.deployments(run)]
+    if all(engine.alive() for engine in engines):
         await asyncio.sleep(min(2.0**attempt, 30))
     try:
-        revived = await asyncio.to_thread(bench.engine.revive)
+        revived = [name for engine in engines for name in await asyncio.to_thread(engine.revive)]
     except asyncio.CancelledError:  # by Ctrl-C; the thread is waited for, and without an engine it ends at once
-        bench.engine.stop()
+        for engine in engines:
+            engine.stop()
         raise
     for name in revived:
         watcher.note(f"engine {name}: started again")
@@ -459,7 +457,8 @@ async def _step(bench: _Bench, run: _Run, step: int) -> dict[str, Any]:
     recording = _recording(bench, run.pair, step) if run.pair.design == "replay" else None
     if recording is None:
         version = weight_version(bench.nonce, run.store.name, step)
-        await bench.client.update_weights(run.store.checkpoint_path(step), version)
+        clients = {deployment: bench.clients[deployment] for deployment in bench.deployments(run)}
+        await push_weights(clients, run.store.checkpoint_path(step), version)
     updated = time.monotonic()
     result = await _rollout(bench, run, step, recording)
     if result.compared is not None:
@@ -472,8 +471,8 @@ async def _step(bench: _Bench, run: _Run, step: int) -> dict[str, Any]:
     seal_checkpoint(run.store.checkpoint_path(step + 1))
     metrics = {
         "step": step,
-        **rollout_metrics(result.rollout, result.seconds, bench.config.workers),
-        **_balance(bench.config, result),
+        **rollout_metrics(result.rollout, result.seconds, sum(one.workers for one in bench.deployments(run))),
+        **_balance([bench.engines[deployment] for deployment in bench.deployments(run)], result),
         **train,
         **group_metrics(result.reports),
         "perf/requests": float(len(result.exchanges) + len(result.compared_exchanges)),
@@ -486,12 +485,12 @@ async def _step(bench: _Bench, run: _Run, step: int) -> dict[str, Any]:
     return metrics
 
 
-def _balance(config: ExperimentConfig, result: RolloutResult) -> dict[str, float]:
-    """How a rollout fell on several workers; of two arms' groups, those that are trained on."""
-    if config.workers == 1:
+def _balance(engines: Sequence[Engine], result: RolloutResult) -> dict[str, float]:
+    """How a rollout fell on the workers of one router; of two arms' groups, those that are trained on."""
+    if len(engines) > 1 or not isinstance(engines[0], Fleet) or len(engines[0].workers) == 1:
         return {}
-    engines = [f"{config.engine}-{index}" for index in range(config.workers)]
-    return balance_metrics(result.rollout, [exchange.engine_id for exchange in result.exchanges], engines)
+    names = [worker.engine_id for worker in engines[0].workers]
+    return balance_metrics(result.rollout, [exchange.engine_id for exchange in result.exchanges], names)
 
 
 def _train(run: _Run, step: int, rollout: Rollout) -> dict[str, float]:
@@ -508,11 +507,14 @@ def _recording(bench: _Bench, pair: Pair, step: int) -> Post:
 
 def _assigning(config: ExperimentConfig, pair: Pair, step: int) -> Callable[[int], Assignment]:
     """Draws the arms of each group of a mixed run's step, again the same after a resume."""
+    baseline, experiment = pair.arms
 
     def assign(group_index: int) -> Assignment:
         if pair.design == "switchback":
-            return switchback(*pair.arms, seed=pair.seed, rollout_id=step, group_index=group_index)
-        return probe(*pair.arms, share=config.probe_share, seed=pair.seed, rollout_id=step, group_index=group_index)
+            return switchback(baseline, experiment, seed=pair.seed, rollout_id=step, group_index=group_index)
+        return probe(
+            baseline, experiment, share=config.probe_share, seed=pair.seed, rollout_id=step, group_index=group_index
+        )
 
     return assign
 
@@ -525,10 +527,7 @@ async def _rollout(bench: _Bench, run: _Run, step: int, recording: Post | None) 
         step=step,
         seed=run.pair.seed,
         arm=_assigning(bench.config, run.pair, step) if run.pair.mixed else run.arm,
-        client_post=recording or SteadyPost(bench.client),
-        retries=REQUEST_RETRIES,
-        capabilities=bench.capabilities,
-        served_by=bench.client.served_by,
+        paths={arm: bench.path(arm, recording) for arm in run.pair.arms},
         seeded=run.pair.seeded,
         after_scoring=run.after_scoring,
     )

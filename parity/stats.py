@@ -11,6 +11,7 @@ from parity.evidence.cost.paired_ratio import RatioResult, paired_log_ratio
 from parity.evidence.cost.run_cost import run_cost_findings
 from parity.evidence.metric_findings import collapse_finding, cost_findings
 from parity.evidence.multiplicity import benjamini_hochberg, holm
+from parity.evidence.over_arms import over_arms
 from parity.evidence.planning import MetricPlan, Plan, group_spreads, merged, run_spreads
 from parity.evidence.sampling.crossed import LARGEST_KL, crossed_findings
 from parity.evidence.sampling.margin import InsideMargin
@@ -113,6 +114,7 @@ __all__ = [
     "normal_sequence",
     "odd_zeros",
     "of_drawn_arm",
+    "over_arms",
     "paired_log_ratio",
     "recording_findings",
     "rescored_findings",

@@ -9,15 +9,14 @@ from typing import Any
 import click
 from rich.console import Console
 
+from parity.cli.arms import arm_options, asked_arms, fleet_options
 from parity.cli.parsing import Command, Named
 from parity.cli.progress import Step, progress
 from parity.cli.shared import (
     EXIT_HELP,
-    arm_options,
     cache_directory,
     command_line,
     conclude,
-    fleet_options,
     given_options,
     interruptible,
     new_directory,
@@ -43,6 +42,8 @@ Examples:
   parity run --baseline --experiment native --margin reward=0.03 --margin response_length=0.05
   parity run --baseline --experiment native --plant exchanged-outputs@7
   parity run --baseline --experiment native --clearml
+  parity run --baseline-engine embedded --experiment-engine sglang --design probe
+  parity run --arms arms.toml
   parity run --out parity-out/mine --resume
 """
 
@@ -126,10 +127,10 @@ def run(
     targets: Targets,
     **asked: Any,
 ) -> None:
-    """Trains both arms in pairs and gives the verdict with a report.
+    """Trains all arms side by side and gives the verdict with a report.
 
     The arms: per-sample sends one request a sample, batched one request with a list of n copies of the prompt, native
-    one request with sampling_params.n.
+    one request with sampling_params.n. --arms names others: engines, their options, workers, sampling parameters.
 
     A twin pair samples with the same seeds in both arms, so that they must be equal bit for bit; a replay serves one
     recording to both, on engines that cannot do that; free pairs then show whether the curves contradict it. Mixed
@@ -167,13 +168,15 @@ def _run_config(context: click.Context, asked: dict[str, Any], resumed: Path | N
     """The configuration asked for: the defaults, or those on disk when resuming, with the options given."""
     from parity.records.store import read_experiment
 
-    given = given_options(context, asked)
+    arms = asked_arms(context, asked)
+    given = {**given_options(context, asked), **arms}
     if "margins" in given:
         given["margins"] = {**RUN, **parse_margins(given["margins"], RUN)}
     training = {"lr": "learning_rate", "groups": "groups_per_step", "group_size": "group_size"}
     changes: dict[str, Any] = {field: given.pop(option) for option, field in training.items() if option in given}
     if resumed is None:
-        config = ExperimentConfig(**{"baseline": asked["baseline"], "experiment": asked["experiment"], **given})
+        named = {name: asked[name] for name in ("baseline", "experiment")}
+        config = ExperimentConfig(**{**named, **given})
     else:
         config = replace(ExperimentConfig.from_json(read_experiment(resumed).get("config")), **given)
     return replace(config, training=replace(config.training, **changes))

@@ -11,15 +11,15 @@ from typing import Any
 import click
 from rich.console import Console
 
+from parity.cli.arms import arm_options, asked_arms, fleet_options
 from parity.cli.parsing import Command, Named
 from parity.cli.progress import Step, progress
 from parity.cli.shared import (
     EXIT_HELP,
-    arm_options,
+    Delivered,
     cache_directory,
     command_line,
-    deliver,
-    fleet_options,
+    deliver_all,
     given_options,
     interruptible,
     new_directory,
@@ -35,6 +35,9 @@ Examples:
   parity sample --engine http://127.0.0.1:30000 --prompts train.jsonl --max-new-tokens 1024 \\
                 --reward my_task.py:reward --margin reward=0.02
   parity sample --engine sglang --fixed 256
+  parity sample --baseline-engine http://a:30000 --experiment-engine http://b:30000 --prompts train.jsonl \\
+                --max-new-tokens 1024 --reward my_task.py:reward
+  parity sample --arms arms.toml
   parity sample --workers 2 --router round_robin
   parity sample --out parity-out/sample-1 --resume --max-groups 8192
 """
@@ -90,9 +93,9 @@ Examples:
 @click.option("--quiet", is_flag=True, help="Print only the verdict.")
 @click.pass_context
 def sample(context: click.Context, /, out: Path | None, resume: bool, as_json: bool, quiet: bool, **asked: Any) -> None:
-    """Says whether both arms sample alike at fixed weights.
+    """Says whether arms sample alike at fixed weights.
 
-    Both are asked for groups of the same prompts, interleaved, and these are to be equally distributed. Stops as soon
+    All are asked for groups of the same prompts, interleaved, and these are to be equally distributed. Stops as soon
     as the answer is clear either way: everything that decides is an e-process, which may be looked at after every
     block. With --fixed the number of groups is set, and ordinary tests are used.
     """
@@ -111,16 +114,17 @@ def sample(context: click.Context, /, out: Path | None, resume: bool, as_json: b
         from parity.commands.sample.running import Watcher, sample_arms  # imports torch for seconds
 
         watcher = Watcher(lambda step: shows.step(_progress(step)), shows.note)
-        result = sample_arms(
+        results = sample_arms(
             config, directory, command=command_line(), watcher=watcher, cache=cache_directory(), resume=resume
         )
     from parity.commands.sample.reporting import report_of
     from parity.report.sampling import print_sampling
 
-    report, evidence = report_of(result, directory)
-    show = partial(print_sampling, result, report)
-    code = deliver(report, directory / "report", show, as_json=as_json, quiet=quiet, evidence=evidence)
-    sys.exit(code)
+    delivered = []
+    for result in results:
+        report, evidence = report_of(result, directory)
+        delivered.append(Delivered(report, partial(print_sampling, result, report), evidence))
+    sys.exit(deliver_all(delivered, directory / "report", as_json=as_json, quiet=quiet))
 
 
 def _config(context: click.Context, asked: dict[str, Any], resumed: Path | None) -> Any:
@@ -129,10 +133,11 @@ def _config(context: click.Context, asked: dict[str, Any], resumed: Path | None)
     from parity.records.sampling import SamplingConfig
 
     asked["margins"] = {**SAMPLING_MEANS, **parse_margins(asked["margins"], SAMPLING)}
+    arms = asked_arms(context, asked)
     if resumed is None:
-        return SamplingConfig(**asked)
+        return SamplingConfig(**{**asked, **arms})
     config = read_config(resumed)
-    given = given_options(context, asked)
+    given = {**given_options(context, asked), **arms}
     if config.engine == without_secrets(engine := given.get("engine", config.engine)):
         config, given = replace(config, engine=engine), {**given, "engine": engine}
     differ = [name for name, value in given.items() if name != "max_groups" and getattr(config, name) != value]

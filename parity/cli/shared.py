@@ -7,6 +7,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import partial, wraps
 from pathlib import Path
@@ -17,11 +18,9 @@ import orjson
 from rich.console import Console
 
 from parity.cli.ending import describe_error, exit_of_signal
-from parity.cli.parsing import Named
 from parity.cli.progress import Step, progress
 from parity.errors import EngineError, InputError, ParityError, UsageError, shown
 from parity.findings import Verdict, quantity
-from parity.records.experiment import ARMS
 from parity.report.trackers import Targets, check_installed, publish
 from parity.report.words import LANGUAGES, Language, Say, speaker
 
@@ -100,6 +99,15 @@ def language_option(command: Callable[..., None]) -> Callable[..., None]:
     )(command)
 
 
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """A report, how it is printed for a person, and the samples that its page shows."""
+
+    report: Report
+    show: Callable[[Console], None]
+    evidence: PageEvidence | None = None
+
+
 def deliver(
     report: Report,
     folder: Path,
@@ -111,33 +119,56 @@ def deliver(
     language: Language = "en",
     targets: Targets = NO_TARGETS,
 ) -> int:
-    """Writes a report, tells GitHub, shows and publishes it; the exit code of its verdict.
+    """As `deliver_all`, of one report."""
+    one = Delivered(report, show, evidence)
+    return deliver_all([one], folder, as_json=as_json, quiet=quiet, language=language, targets=targets)
+
+
+def deliver_all(
+    delivered: Sequence[Delivered],
+    folder: Path,
+    *,
+    as_json: bool,
+    quiet: bool,
+    language: Language = "en",
+    targets: Targets = NO_TARGETS,
+) -> int:
+    """Writes reports, tells GitHub, shows and publishes them; the exit code of the verdict over all.
 
     Args:
-        report: What a command came to.
-        folder: Where the files go.
-        show: Prints the report for a person.
+        delivered: What a command came to, for each arm that is compared with the baseline.
+        folder: Where the files go; of several reports, each has a folder of its arm's name there.
         as_json: Prints report.json instead, on standard output.
         quiet: Prints the verdict alone.
-        evidence: The samples that the page shows.
         language: Of the page, the Markdown and what is printed.
         targets: The trackers that it is published to; what went where is said on standard error.
     """
+    from parity.report.several import headline_of_several, verdict_of_several, write_several
     from parity.report.write import write_report
 
     console = Console(stderr=as_json, highlight=False)
-    files = write_report(report, folder, evidence, language)
-    tell_github(report, language)
+    reports = [one.report for one in delivered]
+    several = len(reports) > 1
+    folders = [folder / report.experiment if several else folder for report in reports]
+    files = write_several(reports, folder, language) if several else []
+    for one, of_arm in zip(delivered, folders, strict=True):
+        files += write_report(one.report, of_arm, one.evidence, language)
+        tell_github(one.report, language)
+    verdict = verdict_of_several(reports)
     if as_json:
         sys.stdout.buffer.write((folder / "report.json").read_bytes())
     elif quiet:
-        console.print(report.verdict.verdict.value)
+        console.print(verdict.value)
     else:
-        show(console)
+        for one in delivered:
+            one.show(console)
+        if several:
+            console.print(headline_of_several(reports, speaker(language)), style="bold", markup=False)
         console.print(written(files, speaker(language)), style="dim", markup=False)
-    for line in publish(report, folder, targets):
-        click.echo(line, err=True)
-    return EXIT_CODES[report.verdict.verdict]
+    for report, of_arm in zip(reports, folders, strict=True):
+        for line in publish(report, of_arm, targets):
+            click.echo(line, err=True)
+    return EXIT_CODES[verdict]
 
 
 def conclude(
@@ -148,27 +179,22 @@ def conclude(
     from parity.report.html import gather
     from parity.report.terminal import print_report
 
-    report = assess(directory)
+    delivered = [
+        Delivered(report, partial(print_report, report, language=language), gather(report, directory))
+        for report in assess(directory)
+    ]
     sys.exit(
-        deliver(
-            report,
-            directory / "report",
-            partial(print_report, report, language=language),
-            as_json=as_json,
-            quiet=quiet,
-            evidence=gather(report, directory),
-            language=language,
-            targets=targets,
-        )
+        deliver_all(delivered, directory / "report", as_json=as_json, quiet=quiet, language=language, targets=targets)
     )
 
 
 def written(files: Sequence[Path], say: Say) -> str:
     """Which files a command wrote."""
-    names = [path.name for path in files if path.suffix != ".png"]
+    directory = files[0].parent
+    names = [path.relative_to(directory).as_posix() for path in files if path.suffix != ".png"]
     pictures = len(files) - len(names)
     more = [say(quantity(pictures, "pictures"))] if pictures else []
-    return say("written to {directory}: {names}", directory=files[0].parent, names=say(", ").join([*names, *more]))
+    return say("written to {directory}: {names}", directory=directory, names=say(", ").join([*names, *more]))
 
 
 def in_github() -> bool:
@@ -189,36 +215,6 @@ def tell_github(report: Report, language: Language = "en") -> None:
         except OSError as error:
             reason = error.strerror or error
             click.echo(f"parity: warning: {path}: the step's summary cannot be written: {reason}", err=True)
-
-
-def arm_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Adds the options that name the two arms."""
-    experiment = click.option(
-        "--experiment", type=Named(ARMS), default="native", show_default=True, help="The arm in question."
-    )
-    baseline = click.option(
-        "--baseline",
-        is_flag=False,
-        flag_value="per-sample",
-        default="per-sample",
-        type=Named(ARMS),
-        show_default=True,
-        help="The arm compared with; alone it means per-sample.",
-    )
-    return baseline(experiment(command))
-
-
-def fleet_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Adds the options that start several engines behind a router."""
-    router = click.option(
-        "--router",
-        default="",
-        metavar="POLICY",
-        help="Put the sglang-router before the engines started here, by a policy: random, round_robin, cache_aware, "
-        "power_of_two or manual. Default: round_robin for several workers, no router for one.",
-    )
-    workers = click.option("--workers", type=int, default=1, show_default=True, help="Engines to start.")
-    return workers(router(command))
 
 
 def given_options(context: click.Context, asked: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,31 +6,37 @@ import math
 from pathlib import Path
 
 from parity.errors import UsageError, did_you_mean
+from parity.records.arms import ENGINES, WAYS, ArmsAsked, differ_beyond_requests, problems_of_arms
 from parity.records.bench import BenchConfig
-from parity.records.experiment import ARMS, DESIGNS, ENGINES, LIST_TWIN, ExperimentConfig
+from parity.records.experiment import DESIGNS, LIST_TWIN, ExperimentConfig
 from parity.records.margins import check_sampling_margins
 from parity.records.sampling import SamplingConfig
 from parity.trainer.tasks import get_task
 
 
-def check_question(baseline: str, experiment: str, engine: str, workers: int = 1, router: str = "") -> None:
+def check_question(asked: ArmsAsked) -> None:
     """Checks what every comparison is asked for.
 
     Raises:
-        UsageError: An arm, the engine or the router's policy is not one that there is, both arms are the same, or
-            workers are asked of a deployment.
+        UsageError: An arm, an engine or a router's policy is not one that there is, both arms are the same, or workers
+            are asked of a deployment.
     """
-    for arm in (baseline, experiment):
-        if arm not in ARMS:
-            raise UsageError(f"no arm {arm!r}: there are {', '.join(ARMS)}{did_you_mean(arm, ARMS)}")
-    if baseline == experiment:
-        raise UsageError(f"both arms are {baseline!r}: a comparison needs two different ones")
-    if "://" not in engine and engine not in ENGINES:
-        raise UsageError(f"no engine {engine!r}: expected {', '.join(ENGINES)} or a URL{did_you_mean(engine, ENGINES)}")
-    if workers != 1 or router:
-        from parity.engines import check_fleet
+    if not asked.specs:
+        for name in asked.arms:
+            if name not in WAYS:
+                raise UsageError(f"no arm {name!r}: there are {', '.join(WAYS)}{did_you_mean(name, WAYS)}")
+        if asked.baseline == asked.experiment:
+            raise UsageError(f"both arms are {asked.baseline!r}: a comparison needs two different ones")
+        if "://" not in asked.engine and asked.engine not in ENGINES:
+            nearest = did_you_mean(asked.engine, ENGINES)
+            raise UsageError(f"no engine {asked.engine!r}: expected {', '.join(ENGINES)} or a URL{nearest}")
+    elif problem := next(problems_of_arms(asked.specs), None):
+        raise UsageError(problem)
+    for deployment in asked.deployments:
+        if deployment.workers != 1 or deployment.router:
+            from parity.engines import check_fleet
 
-        check_fleet(engine, workers, router or None)
+            check_fleet(deployment.engine, deployment.workers, deployment.router or None)
 
 
 def check_experiment(config: ExperimentConfig) -> None:
@@ -39,14 +45,16 @@ def check_experiment(config: ExperimentConfig) -> None:
     Raises:
         UsageError: An arm, a design, a count or a fault is not one that there is.
     """
-    check_question(config.baseline, config.experiment, config.engine, config.workers, config.router)
+    check_question(config)
     unknown = set(config.designs) - set(DESIGNS)
     if unknown:
         nearest = did_you_mean(min(unknown), DESIGNS)
         raise UsageError(f"no design {', '.join(sorted(unknown))}: there are {', '.join(DESIGNS)}{nearest}")
     if "replay" in config.designs and "paired" not in config.designs:
         raise UsageError("a replay needs a recording: add --design paired")
-    if LIST_TWIN in config.designs and {config.baseline, config.experiment} != {"per-sample", "native"}:
+    if "replay" in config.designs and differ_beyond_requests(config):
+        raise UsageError("a replay serves one engine's recording to every arm: it shows nothing of engines or sampling")
+    if LIST_TWIN in config.designs and (config.specs or set(config.arms) != {"per-sample", "native"}):
         raise UsageError(f"a {LIST_TWIN} compares per-sample with native, in place of which it asks for lists")
     for name in ("seeds", "steps", "twin_steps"):
         if getattr(config, name) < 1:
@@ -55,8 +63,9 @@ def check_experiment(config: ExperimentConfig) -> None:
         raise UsageError(f"--patience is a positive number of seconds, not {config.patience}")
     if not 0 < config.probe_share <= 1:
         raise UsageError(f"--probe-share must be in (0, 1], got {config.probe_share}")
-    if "://" in config.engine and not config.control:
-        raise UsageError(f"training pushes weights to {config.engine}: allow it with --control")
+    for deployment in config.deployments:
+        if deployment.is_remote and not config.control:
+            raise UsageError(f"training pushes weights to {deployment.engine}: allow it with --control")
     task = get_task(config.task)
     if config.plants:
         from parity.faults import parse_plant
@@ -76,8 +85,8 @@ def check_sampling(config: SamplingConfig) -> None:
     Raises:
         UsageError: An arm, a number, a margin or a combination is not one that there is.
     """
-    check_question(config.baseline, config.experiment, config.engine, config.workers, config.router)
-    if "://" in config.engine and config.model_path is not None:
+    check_question(config)
+    if config.model_path is not None and all(deployment.is_remote for deployment in config.deployments):
         raise UsageError("--model-path is of an engine started here; a URL keeps its own weights")
     least = {"group_size": 1, "max_groups": 2} | ({} if config.fixed is None else {"fixed": 2})
     least |= {} if config.max_new_tokens is None else {"max_new_tokens": 1}

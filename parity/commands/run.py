@@ -24,6 +24,7 @@ from parity.errors import InputError
 from parity.evidence.replay import compare_twin_steps
 from parity.findings import Finding, Level, Message, Status, Where, judge, listed, quantity, term
 from parity.metrics import RunCurves, curves_of_run, rollout_metrics, sample_metrics
+from parity.records.arms import set_apart
 from parity.records.exchanges import Exchange
 from parity.records.experiment import (
     DESIGNS,
@@ -49,6 +50,7 @@ from parity.stats import (
     drawn_groups,
     margins_in_run,
     of_drawn_arm,
+    over_arms,
     training_findings,
     trajectory_findings,
 )
@@ -101,8 +103,11 @@ class _ReadPair:
     replay: Sequence[Finding] = ()
 
 
-def assess(directory: Path) -> Report:
-    """Checks all that an experiment has on disk and builds its report; the samples of each step are read once.
+def assess(directory: Path) -> list[Report]:
+    """Checks all that an experiment has on disk: one report for each arm that is compared with the baseline.
+
+    The samples of each step are read once for each of them. What tests found in several arms is corrected for their
+    number.
 
     Raises:
         InputError: The directory holds no experiment, a file of it cannot be read, or no step is there to check.
@@ -113,44 +118,50 @@ def assess(directory: Path) -> Report:
     check_experiment(config)
     _check_facts(experiment, directory)
     planned = plan_pairs(config, experiment.get("designs", ()))
-    started = [
-        read
-        for pair in planned
-        if (read := _read_pair(pair, [run_store(directory, name) for name in pair.names], config, experiment))
-    ]
-    if not started:
-        raise InputError(f"{directory}: no run has a step to check")
-    pairs = [pair for pair in started if pair.steps]
-    findings = [
-        *_contract_findings(started),
-        *_unfinished(directory, planned),
-        *_trajectory_findings(pairs, config),
-        *_replay_findings(pairs),
-        *_training_findings(pairs, config),
-        *_cost_findings(pairs),
-    ]
-    records = [record for pair in started for record in _records(pair)]
+    several = len(config.arms) > 2
+    findings: dict[str, list[Finding]] = {}
+    records: dict[str, list[RunRecord]] = {}
+    for arm in config.arms[1:]:
+        of_arm = [view for pair in planned if (view := pair.against(arm))] if several else planned
+        started = [read for pair in of_arm if (read := _read_pair(pair, directory, config, experiment))]
+        if not started:
+            raise InputError(f"{directory}: no run of {arm} has a step to check")
+        pairs = [pair for pair in started if pair.steps]
+        findings[arm] = [
+            *_contract_findings(started, config),
+            *_unfinished(directory, of_arm),
+            *_trajectory_findings(pairs, config),
+            *_replay_findings(pairs),
+            *_training_findings(pairs, config),
+            *_cost_findings(pairs),
+        ]
+        records[arm] = [record for pair in started for record in _records(pair)]
     defaults = {name: margin for name, margin in RUN.items() if config.margins.get(name) == margin}
     facts = {
         "trainer": REFERENCE_TRAINER,
         "model": experiment.get("policy", {}).get("model"),
         "default_margins": [*defaults, *by_curve(defaults)],
         **experiment,
+        "baseline": config.arms[0],
     }
-    return build_report(facts, records, findings, judge(findings))
+    return [
+        build_report({**facts, "experiment": arm}, records[arm], of_arm, judge(of_arm))
+        for arm, of_arm in over_arms(findings).items()
+    ]
 
 
 def _read_pair(
-    pair: Pair, stores: Sequence[RunStore], config: ExperimentConfig, experiment: Mapping[str, Any]
+    pair: Pair, directory: Path, config: ExperimentConfig, experiment: Mapping[str, Any]
 ) -> _ReadPair | None:
     """Reads the samples of a pair's runs step by step; nothing where no step has any."""
+    stores = [run_store(directory, name) for name in pair.names]
     written = [store.written_steps() for store in stores]
     if not any(written):
         return None
     task = get_task(config.task)
     runs = tuple(
-        _Run(store, steps, _rules(config, experiment, task, store, pair.design, steps), store.metrics())
-        for store, steps in zip(stores, written, strict=True)
+        _Run(store, steps, _rules(config, experiment, task, store, pair, arm, steps), store.metrics())
+        for store, arm, steps in zip(stores, pair.run_arms, written, strict=True)
     )
     finished = min(len(run.metrics) for run in runs)
     bounds = GroupBounds(max_new_tokens=task.max_new_tokens)
@@ -257,10 +268,18 @@ def _records(read: _ReadPair) -> Iterator[RunRecord]:
 
 
 def _rules(
-    config: ExperimentConfig, experiment: Mapping[str, Any], task: Task, store: RunStore, design: str, steps: int
+    config: ExperimentConfig,
+    experiment: Mapping[str, Any],
+    task: Task,
+    store: RunStore,
+    pair: Pair,
+    arm: str,
+    steps: int,
 ) -> Rules:
     training, policy, nonce = config.training, experiment["policy"], str(experiment.get("nonce", ""))
-    versions = {} if design == "replay" else {step: weight_version(nonce, store.name, step) for step in range(steps)}
+    versions = (
+        {} if pair.design == "replay" else {step: weight_version(nonce, store.name, step) for step in range(steps)}
+    )
 
     def reward(sample: Sample) -> float:
         prompt = str(sample.extra.get("prompt"))
@@ -277,40 +296,46 @@ def _rules(
         vocab_size=policy["vocab_size"],
         stop_token_ids=frozenset(policy["stop_token_ids"]),
         media_placeholders=frozenset(policy.get("media_placeholders", ())),
-        temperature=training.temperature,
+        temperature=training.temperature if pair.mixed else config.arm(arm).temperature or training.temperature,
         reward=reward,
         advantage="grpo",
         weight_versions=versions,  # a replayed rollout keeps those of the recording
     )
 
 
-def _contract_findings(pairs: Sequence[_ReadPair]) -> list[Finding]:
+def _contract_findings(pairs: Sequence[_ReadPair], config: ExperimentConfig) -> list[Finding]:
     """Contract checks of each run and of each pair; what passes in all is one finding, what fails names its run."""
     findings = []
+    chunk = {arm: config.arm(arm).chunk for arm in config.arms}
     for read in pairs:
         for run in (run for run in read.runs if run.parts):
             name, steps = run.store.name, len(run.parts)
             of_run = [
-                *check_parts(run.parts, _exchanges(run.store, steps), run.rules),
+                *check_parts(run.parts, _exchanges(run.store, steps), run.rules, chunk),
                 *check_measured(run.measured, run.metrics),
             ]
             findings += [finding.in_run(name) for finding in of_run]
             if steps := run.store.compared.written_steps():
-                compared = check_parts(run.compared, _exchanges(run.store.compared, steps), run.rules)
+                compared = check_parts(run.compared, _exchanges(run.store.compared, steps), run.rules, chunk)
                 findings += [finding.in_run(f"{name}/compared") for finding in compared]
-        findings += [finding.in_run(read.runs[-1].store.name) for finding in _arms_findings(read)]
+        findings += [
+            finding.in_run(read.runs[-1].store.name)
+            for finding in _arms_findings(read, set_apart(config, read.pair.arms))
+        ]
     return [*merge(findings), *_curve_findings(pairs)]
 
 
-def _arms_findings(read: _ReadPair) -> list[Finding]:
-    """Whether both arms were asked for the same, where they were asked the same prompts."""
+def _arms_findings(read: _ReadPair, apart: Collection[str]) -> list[Finding]:
+    """Whether both arms were asked for the same, where they were asked the same prompts, but for what they set."""
     if read.pair.design == "switchback":
         return []
     if read.pair.design == "probe":
-        return check_arms_of_parts(*(read.runs[0].drawn[arm] for arm in read.pair.arms))
+        first, second = (read.runs[0].drawn[arm] for arm in read.pair.arms)
+        return check_arms_of_parts(first, second, apart)
     steps = min(len(run.parts) for run in read.runs)
-    requests = check_requests(*(_exchanges(run.store, steps) for run in read.runs))
-    return check_arms_of_parts(*(run.parts[:steps] for run in read.runs)) + requests
+    baseline, experiment = read.runs
+    requests = check_requests(_exchanges(baseline.store, steps), _exchanges(experiment.store, steps), apart)
+    return check_arms_of_parts(baseline.parts[:steps], experiment.parts[:steps], apart) + requests
 
 
 def _curve_findings(pairs: Sequence[_ReadPair]) -> list[Finding]:
@@ -379,11 +404,13 @@ def _trajectory_findings(pairs: Sequence[_ReadPair], config: ExperimentConfig) -
     margins = margins_in_run(config.margins)
     for design in MIXED_DESIGNS:
         of_design = [read for read in pairs if read.pair.design == design]
-        trajectory = Trajectory(design, (config.baseline, config.experiment), margins)
+        if not of_design:
+            continue
+        baseline, experiment = of_design[0].pair.arms
+        trajectory = Trajectory(design, (baseline, experiment), margins)
         for read in of_design:
             trajectory = trajectory.update(read.runs[0].groups)
-        if of_design:
-            findings += trajectory_findings(trajectory)
+        findings += trajectory_findings(trajectory)
     return findings
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from parity.engines import installed, sglang, vllm
@@ -14,7 +15,15 @@ from parity.engines.remote import RemoteEngine, remote_engine
 from parity.engines.router import check_router
 from parity.errors import UsageError
 
-__all__ = ["Engine", "EngineClient", "EngineProcess", "Fleet", "RemoteEngine", "check_fleet", "open_engine"]
+__all__ = [
+    "Engine",
+    "EngineClient",
+    "EngineProcess",
+    "Fleet",
+    "RemoteEngine",
+    "check_fleet",
+    "open_engine",
+]
 
 EMBEDDED_START_TIMEOUT = 300.0
 
@@ -28,6 +37,9 @@ def open_engine(
     progress: Progress | None = None,
     workers: int = 1,
     router: str | None = None,
+    name: str = "",
+    options: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
 ) -> EngineProcess | Fleet | RemoteEngine:
     """Starts an engine and blocks until it is healthy; or refers to one that somebody else runs.
 
@@ -40,6 +52,9 @@ def open_engine(
         progress: Told about the start about once a second: seconds so far, last line of the log.
         workers: How many engines to start; several get a router.
         router: The router's policy; by default `round_robin` for several workers, and no router for one.
+        name: What engines started here are called, with their number; by default `spec`.
+        options: Added to the command that starts an engine.
+        environment: Added to the variables of an engine that is started; an empty value removes one.
 
     Raises:
         UsageError: `spec` is none of these, or there can be no such router.
@@ -48,8 +63,11 @@ def open_engine(
     policy = check_fleet(spec, workers, router)
     if "://" in spec:
         return remote_engine(spec, control=control)
-    processes = [_process(spec, f"{spec}-{index}", model_path, log_dir, progress) for index in range(workers)]
-    engine = processes[0] if policy is None else Fleet(processes, policy, log_dir, progress)
+    processes = [
+        _process(spec, f"{name or spec}-{index}", model_path, log_dir, progress, options, environment or {})
+        for index in range(workers)
+    ]
+    engine = processes[0] if policy is None else Fleet(processes, policy, log_dir, progress, name)
     engine.start()
     return engine
 
@@ -72,7 +90,15 @@ def import_path() -> str:
     return given if "site-packages" in root else os.pathsep.join(filter(None, [root, given]))
 
 
-def _process(spec: str, engine_id: str, model_path: Path, log_dir: Path, progress: Progress | None) -> EngineProcess:
+def _process(
+    spec: str,
+    engine_id: str,
+    model_path: Path,
+    log_dir: Path,
+    progress: Progress | None,
+    options: Sequence[str],
+    environment: Mapping[str, str],
+) -> EngineProcess:
     """One engine, not started yet."""
     if spec == "embedded":
         return EngineProcess(
@@ -80,8 +106,15 @@ def _process(spec: str, engine_id: str, model_path: Path, log_dir: Path, progres
             lambda port: [
                 *(sys.executable, "-m", "parity.engines.embedded"),
                 *("--model-path", str(model_path), "--host", "127.0.0.1", "--port", str(port)),
+                *options,
             ],
-            environment={**OWN_IMPORTS, "PYTHONUNBUFFERED": "1", "PYTHONPATH": import_path(), "PARITY_API_KEY": ""},
+            environment={
+                **OWN_IMPORTS,
+                "PYTHONUNBUFFERED": "1",
+                "PYTHONPATH": import_path(),
+                "PARITY_API_KEY": "",
+                **environment,
+            },
             log_dir=log_dir,
             start_timeout=EMBEDDED_START_TIMEOUT,
             progress=progress,
@@ -90,8 +123,8 @@ def _process(spec: str, engine_id: str, model_path: Path, log_dir: Path, progres
         python = installed.find_python(spec)
         return EngineProcess(
             engine_id,
-            lambda port: real.command(python, model_path, port),
-            environment=real.ENVIRONMENT,
+            lambda port: [*real.command(python, model_path, port), *options],
+            environment={**real.ENVIRONMENT, **environment},
             log_dir=log_dir,
             start_timeout=installed.START_TIMEOUT,
             progress=progress,

@@ -215,6 +215,22 @@ class EngineClient:
         """
         return await self._info("model_info")
 
+    async def weight_digests(self) -> dict[str, str]:
+        """The digest of each weight by rank and name, where the engine gives them; else nothing.
+
+        Raises:
+            EngineUnavailable: No answer.
+        """
+        for endpoint in ("/weights_checker", "/weight_checker"):
+            status, body = await self._again("POST", endpoint, {"action": "checksum"}, object)
+            answer = _decode(body)
+            if status == 200 and isinstance(answer, dict):
+                ranks = answer.get("ranks")
+                parts = ranks if isinstance(ranks, list) else [answer]
+                sums = [part.get("checksums") if isinstance(part, dict) else None for part in parts]
+                return {f"{k}:{name}": str(v) for k, rank in enumerate(sums) for name, v in dict(rank or {}).items()}
+        return {}
+
     async def server_info(self) -> dict[str, Any]:
         """What `/server_info` says: `version` and the settings of the engine.
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from parity.engines.detection import Determinism
 from parity.errors import UsageError
+from parity.records.arms import differ_beyond_requests, set_apart
 from parity.records.experiment import LIST_TWIN, ExperimentConfig, twin_by_lists
 
 LIST_TWIN_REACH = (
@@ -23,8 +24,13 @@ def choose_designs(config: ExperimentConfig, seen: Determinism) -> tuple[str, ..
     Raises:
         UsageError: An arm cannot be trained with, or a design that was asked for cannot be run on this engine.
     """
-    arms = (config.baseline, config.experiment)
+    arms = tuple(config.arm(name).way for name in config.arms)
     no_twin, by_lists = _twin(arms, seen)
+    if not no_twin and by_lists and config.specs:
+        no_twin, by_lists = _why("seed_per_slot", seen), False
+    if not no_twin and set_apart(config, config.arms):
+        no_twin, by_lists = "the arms set other sampling parameters", False
+    no_replay = differ_beyond_requests(config)
     no_free = _no_free_groups(arms, seen)
     if no_free and "native" in arms and not seen.capabilities.seed_per_slot:
         raise UsageError(f"native cannot be trained with here: {no_free}; {_WITHOUT_CLONES}")
@@ -34,10 +40,13 @@ def choose_designs(config: ExperimentConfig, seen: Determinism) -> tuple[str, ..
             raise UsageError(f"no design can be run here: {no_free}; and no twin, as {no_twin}")
         if no_free:
             return (twin,)
-        return ("replay", "paired") if no_twin else (twin, "replay", "paired") if by_lists else (twin, "paired")
+        if no_twin:
+            return ("probe", "paired") if no_replay else ("replay", "paired")
+        return (twin, "replay", "paired") if by_lists else (twin, "paired")
     designs = tuple(dict.fromkeys(twin if design == "twin" else design for design in config.designs))
     if no_twin and "twin" in config.designs:
-        raise UsageError(f"a twin needs an engine with reproducible samples; here {no_twin}: use --design replay")
+        instead = "probe" if no_replay else "replay"
+        raise UsageError(f"a twin needs an engine with reproducible samples; here {no_twin}: use --design {instead}")
     if LIST_TWIN in designs and (reason := _no_lists(twin_by_lists(arms), seen)):
         raise UsageError(f"a twin by lists needs lists with a seed an item; here {reason}")
     if no_free and (free := [design for design in designs if design not in ("twin", LIST_TWIN)]):
@@ -58,7 +67,7 @@ def check_free_groups(arms: Sequence[str], seen: Determinism) -> None:
 _WITHOUT_CLONES = "use an engine without deterministic inference, or compare per-sample with batched by --design twin"
 
 
-def _twin(arms: tuple[str, str], seen: Determinism) -> tuple[str, bool]:
+def _twin(arms: Sequence[str], seen: Determinism) -> tuple[str, bool]:
     """Why there is no twin, empty where there is one; and whether native's part is taken by lists."""
     if reason := _no_seeds(seen):
         return reason, False
@@ -73,7 +82,8 @@ def _twin(arms: tuple[str, str], seen: Determinism) -> tuple[str, bool]:
 
 
 def _no_seeds(seen: Determinism) -> str:
-    broken = [name for name in ("repeats", "in_any_batch", "seeds_differ") if not getattr(seen, name).holds]
+    facts = {name: getattr(seen, name) for name in ("repeats", "in_any_batch", "seeds_differ", "alike")}
+    broken = [name for name, fact in facts.items() if fact is not None and not fact.holds]
     return _why(broken[0], seen) if broken else ""
 
 
@@ -87,6 +97,7 @@ _NOT_SO = {
     "seeds_differ": "every seed gives the same response",
     "seed_per_slot": "the engine gives all n samples of a native request one seed, so a seeded group is n clones",
     "seed_per_item": "a list does not carry a seed an item",
+    "alike": "the engines answer a seed differently",
 }
 
 

@@ -16,7 +16,7 @@ from parity.engines.answers import REQUEST_RETRIES, RETRY_WAIT
 from parity.engines.client import DAMAGED_TRIES
 from parity.errors import EngineUnavailable
 from parity.findings import Message, listed, term
-from parity.records.experiment import ARMS
+from parity.records.arms import WAYS
 from rollout_patch import Capabilities, Post, RequestFailed
 
 SLOTS = 4
@@ -68,6 +68,7 @@ class Determinism:
         capabilities: What follows for groups.
         clones: The arms whose groups without a seed are n times one response, because of a seed that stands for none.
         contradictions: What the engine announces and does not do, or the other way round.
+        alike: Whether all engines of several give a seed the same response; None where there is one.
     """
 
     repeats: Fact
@@ -81,11 +82,12 @@ class Determinism:
     capabilities: Capabilities
     clones: tuple[str, ...]
     contradictions: tuple[Message, ...]
+    alike: Fact | None = None
 
     @property
     def facts(self) -> dict[str, Fact]:
         """Each fact by what it says."""
-        return {sentence: getattr(self, name) for name, sentence in SENTENCES.items()}
+        return {sentence: fact for name, sentence in SENTENCES.items() if (fact := getattr(self, name))}
 
     @property
     def summary(self) -> Message:
@@ -106,13 +108,14 @@ SENTENCES = {
     "free_per_sample": Message("per-sample groups vary without seeds"),
     "free_batched": Message("batched groups vary without seeds"),
     "free_native": Message("native groups vary without seeds"),
+    "alike": Message("all engines give a seed the same response"),
 }
 """What each fact says, in the order of the summary."""
 
 
 def summary_of(seen: Mapping[str, Any]) -> Message:
     """The summary of what `Determinism.to_json` gave; facts that it lacks are left out."""
-    facts = [(sentence, seen[name]) for name, sentence in SENTENCES.items() if name in seen]
+    facts = [(sentence, seen[name]) for name, sentence in SENTENCES.items() if seen.get(name)]
     parts: list[Message] = []
     for how, holds in ((Message("seen"), True), (Message("does not hold"), False), (Message("not compared"), None)):
         alike = [
@@ -143,7 +146,7 @@ async def detect_determinism(post: Post, announced: Capabilities) -> Determinism
     crowded = _ask(post, "per-sample", SEEDS)
     beside = (await asyncio.gather(*crowd[: CROWD // 2], crowded, *crowd[CROWD // 2 :]))[CROWD // 2]
     native, items = await _ask(post, "native", SEEDS), await _ask(post, "batched", SEEDS)
-    free = {arm: await _ask(post, arm, [None] * SLOTS) for arm in ARMS}
+    free = {arm: await _ask(post, arm, [None] * SLOTS) for arm in WAYS}
 
     repeats = _equal(alone if isinstance(alone, str) else alone[:1], again)
     in_any_batch, differ = _equal(alone, beside), _distinct(alone)
@@ -151,9 +154,9 @@ async def detect_determinism(post: Post, announced: Capabilities) -> Determinism
     seeded = all(kept)
     per_slot = _slots(alone, native) if seeded or isinstance(native, str) else _NO_SEEDS
     per_item = _equal(alone, items) if seeded or isinstance(items, str) else _NO_SEEDS
-    cloned = {arm for arm in ARMS if not isinstance(free[arm], str) and len(set(free[arm])) == 1}
+    cloned = {arm for arm in WAYS if not isinstance(free[arm], str) and len(set(free[arm])) == 1}
     # Clones of one arm alone on an engine without seeds are a fault, which a run is to show, and no default seed.
-    clones = tuple(arm for arm in ARMS if arm in cloned) if seeded or "per-sample" in cloned else ()
+    clones = tuple(arm for arm in WAYS if arm in cloned) if seeded or "per-sample" in cloned else ()
     capabilities = replace(
         announced,
         seeded=seeded,
@@ -179,6 +182,65 @@ async def detect_determinism(post: Post, announced: Capabilities) -> Determinism
 
 
 _NO_SEEDS = Fact(None, "seeds do not hold")
+
+
+async def detect_alike(posts: Mapping[str, Post]) -> Fact:
+    """Whether several engines, which must hold the same weights, give a seed the same response; where they part first.
+
+    Raises:
+        EngineUnavailable: As `detect_determinism`.
+    """
+    (name, post), *others = posts.items()
+    expected = await _ask(post, "per-sample", SEEDS)
+    for other, of_other in others:
+        found = await _ask(of_other, "per-sample", SEEDS)
+        fact = _equal(expected, found)
+        if not fact.holds:
+            return Fact(fact.holds, f"{name} and {other}: {fact.seen}{_parting(name, expected, other, found)}")
+    return Fact(True, f"{len(SEEDS)} seeds at {', '.join(posts)}")
+
+
+def _parting(name: str, expected: Answer, other: str, found: Answer) -> str:
+    """Where two engines' responses part first."""
+    if isinstance(expected, str) or isinstance(found, str):
+        return ""
+    for seed, (tokens, values), (other_tokens, other_values) in zip(SEEDS, expected, found, strict=True):
+        both = zip(tokens, other_tokens, values, other_values, strict=False)  # the shorter one ends there
+        for place, (one, two, value, other_value) in enumerate(both):
+            if (one, value) != (two, other_value):
+                return (
+                    f"; seed {seed} parts at token {place}: {one} ({value:.6g}) at {name}, {two} ({other_value:.6g}) "
+                    f"at {other}"
+                )
+    return ""
+
+
+def together(seen: Sequence[tuple[str, Determinism]], alike: Fact | None) -> Determinism:
+    """What can be promised of several engines: each fact as the first one has it that does not hold it.
+
+    Args:
+        seen: Of each arm, its way of asking and what its engine was seen to promise.
+        alike: What `detect_alike` found.
+    """
+    first = seen[0][1]
+    if all(one is first for _, one in seen):
+        return first
+
+    def joint(name: str) -> Fact:
+        way = {"seed_per_slot": "native", "seed_per_item": "batched"}.get(name)  # which these speak of
+        facts: list[Fact] = [getattr(one, name) for of_arm, one in seen if way in (None, of_arm)]
+        return next((fact for fact in facts if not fact.holds), facts[0] if facts else getattr(first, name))
+
+    clones = tuple(way for way in WAYS if any(way == of_arm and way in one.clones for of_arm, one in seen))
+    facts = {name: joint(name) for name in SENTENCES if name != "alike"}
+    capabilities = replace(
+        first.capabilities,
+        seeded=all(one.capabilities.seeded for _, one in seen),
+        seed_per_slot=bool(facts["seed_per_slot"].holds),
+        free_clones="native" in clones,
+    )
+    said = tuple(dict.fromkeys(text for _, one in seen for text in one.contradictions))
+    return replace(first, **facts, capabilities=capabilities, clones=clones, contradictions=said, alike=alike)
 
 
 async def _ask(post: Post, arm: str, seeds: Sequence[int | None], prompt: Sequence[int] = _PROMPT) -> Answer:

@@ -33,19 +33,25 @@ class Fleet:
         policy: One of `router.policies()`.
         log_dir: Where the router's log is appended to.
         progress: Told about the router's start about once a second.
+        name: Tells the router from that of other engines.
     """
 
     def __init__(
-        self, workers: Sequence[EngineProcess], policy: str, log_dir: Path, progress: Progress | None = None
+        self,
+        workers: Sequence[EngineProcess],
+        policy: str,
+        log_dir: Path,
+        progress: Progress | None = None,
+        name: str = "",
     ) -> None:
         self.workers = tuple(workers)
-        self.engine_id = ROUTER_ID
+        self.engine_id = f"{name}-{ROUTER_ID}" if name else ROUTER_ID
         self._reservation = reserve_port()
         metrics_port = int(self._reservation.getsockname()[1])
         self.metrics_url = f"http://{HOST}:{metrics_port}/metrics"
         urls = [worker.url for worker in self.workers]
         self.router = EngineProcess(
-            ROUTER_ID,
+            self.engine_id,
             lambda port: router.command(policy, urls, port, metrics_port),
             environment=router.ENVIRONMENT,
             log_dir=log_dir,

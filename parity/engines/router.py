@@ -17,6 +17,7 @@ from pathlib import Path
 
 from parity.engines.process import HOST, OWN_IMPORTS
 from parity.errors import UsageError, install_hint, without_secrets
+from parity.records.arms import ArmsAsked, Deployment
 
 REQUEST_ID = "X-Request-ID"
 ROUTING_KEY = "X-SMG-Routing-Key"
@@ -128,8 +129,18 @@ class RouterLog:
                 yield found[1], found[2]
 
 
-def engine_words(engine: str, workers: int, router: str) -> str:
-    """The engine, its workers and its router, as a report names them."""
+def engine_words(deployment: Deployment) -> str:
+    """The engine, what it was started with, its workers and its router, as a report names them."""
+    workers, router = deployment.workers, deployment.router
+    words = without_secrets(" ".join([deployment.engine, *deployment.options]))
     if workers == 1 and not router:
-        return without_secrets(engine)
-    return f"{engine} ({workers} worker{'s' * (workers > 1)} behind sglang-router, {router or DEFAULT_POLICY})"
+        return words
+    return f"{words} ({workers} worker{'s' * (workers > 1)} behind sglang-router, {router or DEFAULT_POLICY})"
+
+
+def engines_words(asked: ArmsAsked) -> str:
+    """The engines of all arms, each with its first arm where there are several."""
+    deployments = asked.deployments
+    if len(deployments) == 1:
+        return engine_words(next(iter(deployments)))
+    return "; ".join(f"{arm}: {engine_words(deployment)}" for deployment, arm in deployments.items())

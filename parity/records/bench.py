@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from parity.errors import UsageError, without_secrets
-from parity.records.experiment import ARMS
+from parity.records.arms import WAYS
 
 Count = Annotated[int, Meta(ge=0)]
 Amount = Annotated[float, Meta(ge=0)]
@@ -41,12 +41,12 @@ def parse_mode(name: str) -> Mode:
     Raises:
         UsageError: There is no such mode.
     """
-    if name in ARMS:
+    if name in WAYS:
         return Mode(name, name)
     key, _, size = name.partition("=")
     if key == "chunk" and size.isascii() and size.isdigit() and len(size) < 10 and int(size) > 0:
         return Mode(f"chunk={int(size)}", "native", int(size))
-    raise UsageError(f"no mode {name!r}: there are {', '.join(ARMS)} and chunk=K with K of 1 or more")
+    raise UsageError(f"no mode {name!r}: there are {', '.join(WAYS)} and chunk=K with K of 1 or more")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class BenchConfig:
     """
 
     workload: Workload = field(default_factory=Workload)
-    modes: tuple[Mode, ...] = tuple(map(parse_mode, ARMS))
+    modes: tuple[Mode, ...] = tuple(map(parse_mode, WAYS))
     repeats: Count = 5
     warm_up: Count = 1
     seed: Count = 0

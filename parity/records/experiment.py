@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from parity.errors import InputError, UsageError, without_secrets
+from parity.errors import InputError, UsageError
+from parity.records.arms import ArmsAsked, check_names, read_settings
 from parity.records.margins import PROBE_SHARE, RUN, check_margin
 from parity.records.training_config import TrainingConfig
-
-ARMS = ("per-sample", "batched", "native")
-"""The ways of asking for a group: n requests, one request with a list of n prompts, one request with `n`."""
-
-ENGINES = ("embedded", "sglang")
-"""Engines that can be started here; a URL names one that somebody else runs."""
 
 MIXED_DESIGNS = ("switchback", "probe")
 """Both arms inside one run: each group in an arm drawn by a coin; prompts in both arms, of which one is trained on."""
@@ -28,16 +23,11 @@ DESIGNS = ("twin", LIST_TWIN, "replay", "paired", *MIXED_DESIGNS)
 
 
 @dataclass(frozen=True, slots=True)
-class ExperimentConfig:
+class ExperimentConfig(ArmsAsked):
     """What an experiment asks for.
 
     Attributes:
-        baseline: The arm compared with.
-        experiment: The arm in question.
         task: The task's name.
-        engine: ``embedded``, ``sglang``, or the URL of a deployment.
-        workers: How many engines to start.
-        router: The policy of the sglang-router in front of them; empty: `round_robin` for several, no router for one.
         control: Whether weights may be pushed to a deployment at a URL, which training needs.
         designs: Which of `DESIGNS` to run, in order; empty: what the engine allows (`parity.engines.designs`).
         seeds: Number of paired seeds, and of mixed runs.
@@ -50,12 +40,7 @@ class ExperimentConfig:
         patience: Seconds without an answer or token until a request is given up.
     """
 
-    baseline: str
-    experiment: str
     task: str = "arithmetic"
-    engine: str = "embedded"
-    workers: int = 1
-    router: str = ""
     control: bool = False
     designs: tuple[str, ...] = ()
     seeds: int = 3
@@ -68,8 +53,8 @@ class ExperimentConfig:
     patience: float = 600.0
 
     def to_json(self) -> dict[str, Any]:
-        """The configuration as ``experiment.json`` holds it: without the password in an engine's URL."""
-        return {**asdict(self), "engine": without_secrets(self.engine)}
+        """The configuration as ``experiment.json`` holds it: without passwords and keys."""
+        return {**asdict(self), **self.arms_to_json()}
 
     @classmethod
     def from_json(cls, row: object) -> ExperimentConfig:
@@ -79,52 +64,39 @@ class ExperimentConfig:
             InputError: It is no such configuration.
             UsageError: A setting of the trainer is out of its range.
         """
-        standard = cls("", "")
-        parts = _settings(row, standard, "config")
-        parts["training"] = TrainingConfig(**_settings(parts["training"], TrainingConfig(), "config.training"))
-        for name in ("designs", "plants"):
-            parts[name] = tuple(map(str, parts[name]))
-        for name, margin in parts["margins"].items():
-            if name not in RUN or type(margin) not in (float, int):
-                raise InputError(
-                    f"experiment.json: config.margins: {name} is {margin!r}, where {sorted(RUN)} have numbers"
-                )
+        place = "experiment.json: config"
+        parts = row if isinstance(row, Mapping) else {}
+        check_names(parts.get("training", {}), TrainingConfig, f"{place}.training")
+        config = read_settings(row, cls, place)
+        for name, margin in config.margins.items():
+            if name not in RUN:
+                raise InputError(f"{place}.margins: {name} is {margin!r}, where {sorted(RUN)} have numbers")
             try:
                 check_margin(name, margin)
             except UsageError as error:
-                raise InputError(f"experiment.json: config.margins: {error}") from error
-        return cls(**parts)
-
-
-def _settings(row: object, standard: object, place: str) -> dict[str, Any]:
-    """Settings by name, each of the type of the standard one, which stands for what is not there."""
-    if not isinstance(row, dict):
-        raise InputError(f"experiment.json: {place} is {type(row).__name__}, not an object")
-    usual = asdict(standard)  # type: ignore[call-overload]
-    if unknown := sorted(row.keys() - usual.keys()):
-        raise InputError(f"experiment.json: {place} has unknown settings: {', '.join(unknown)}")
-    for name, value in row.items():
-        kinds = _KINDS.get(type(usual[name]), (type(usual[name]),))
-        if type(value) not in kinds:
-            raise InputError(f"experiment.json: {place}.{name} is {value!r}, not {kinds[0].__name__}")
-    return {**usual, **row}
-
-
-_KINDS: dict[type, tuple[type, ...]] = {float: (float, int), tuple: (list, tuple)}
-"""What JSON holds for a setting, where that may be of another type than the standard one."""
+                raise InputError(f"{place}.margins: {error}") from error
+        return config
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A baseline run and an experiment run with the same seed: same initial weights, same prompts in the same order.
+    """Runs with the same seed, one an arm: same initial weights, same prompts in the same order.
 
-    In a mixed design one run, named after the design, has groups of both arms.
+    In a mixed design one run has groups of two arms.
+
+    Attributes:
+        design: One of `DESIGNS`.
+        seed: The seed.
+        steps: Training steps that are asked for.
+        arms: Baseline and experiment, or the baseline and all that are compared with it.
+        label: Tells mixed runs of several arms apart; empty where there is one.
     """
 
     design: str
     seed: int
     steps: int
-    arms: tuple[str, str]
+    arms: tuple[str, ...]
+    label: str = ""
 
     @property
     def mixed(self) -> bool:
@@ -139,13 +111,17 @@ class Pair:
     @property
     def run_arms(self) -> tuple[str, ...]:
         """The arm of each run; a mixed run is called by its design."""
-        return (self.design,) if self.mixed else self.arms
+        return (f"{self.design}-{self.label}" if self.label else self.design,) if self.mixed else self.arms
 
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the runs, baseline first."""
         prefix = f"{self.design}-" if self.design in ("replay", LIST_TWIN) else ""
         return tuple(f"{prefix}{arm}-seed{self.seed}" for arm in self.run_arms)
+
+    def against(self, arm: str) -> Pair | None:
+        """The baseline and one of the other arms; None where that arm is not in it."""
+        return replace(self, arms=(self.arms[0], arm)) if arm in self.arms[1:] else None
 
 
 def weight_version(nonce: str, run: str, step: int) -> str:
@@ -165,18 +141,18 @@ def nonce_of_version(version: object) -> str:
 _VERSION = re.compile(r"([0-9a-f]{8})-.+-step\d+")
 
 
-def twin_by_lists(arms: tuple[str, str]) -> tuple[str, str]:
+def twin_by_lists(arms: Sequence[str]) -> tuple[str, ...]:
     """The arms of a twin in which a list with a seed an item stands in for native."""
-    first, second = ("batched" if arm == "native" else arm for arm in arms)
-    return first, second
+    return tuple("batched" if arm == "native" else arm for arm in arms)
 
 
 def plan_pairs(config: ExperimentConfig, designs: Sequence[str]) -> list[Pair]:
     """The pairs of an experiment in the order they run; twins have seed 0, the seeds of the others count from 1.
 
-    A replay pair replays the first paired baseline, so it runs after it.
+    A replay pair replays the first paired baseline, so it runs after it. A mixed run has two arms, so that there is one
+    for each arm that is compared with the baseline.
     """
-    arms = (config.baseline, config.experiment)
+    arms = config.arms
     pairs = [Pair("twin", 0, config.twin_steps, arms)] if "twin" in designs else []
     if LIST_TWIN in designs:
         pairs.append(Pair(LIST_TWIN, 0, config.twin_steps, twin_by_lists(arms)))
@@ -184,5 +160,10 @@ def plan_pairs(config: ExperimentConfig, designs: Sequence[str]) -> list[Pair]:
         pairs += [Pair("paired", seed, config.steps, arms) for seed in range(1, config.seeds + 1)]
     if "replay" in designs:
         pairs.insert(1 if pairs and pairs[0].design == "paired" else len(pairs), Pair("replay", 1, config.steps, arms))
-    mixed = [design for design in MIXED_DESIGNS if design in designs]
-    return pairs + [Pair(design, seed, config.steps, arms) for design in mixed for seed in range(1, config.seeds + 1)]
+    return pairs + [
+        Pair(design, seed, config.steps, (arms[0], arm), arm if len(arms) > 2 else "")
+        for design in MIXED_DESIGNS
+        if design in designs
+        for seed in range(1, config.seeds + 1)
+        for arm in arms[1:]
+    ]

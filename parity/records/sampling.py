@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import msgspec
-
-from parity.errors import InputError, without_secrets
+from parity.records.arms import ArmsAsked, read_settings
 from parity.records.margins import SAMPLING_MEANS
 
 BLOCK = 32
@@ -16,15 +14,10 @@ BLOCK = 32
 
 
 @dataclass(frozen=True, slots=True)
-class SamplingConfig:
-    """What to sample, and what must be shown.
+class SamplingConfig(ArmsAsked):
+    """What to sample, and what must be shown; the weights of a deployment at a URL are left alone.
 
     Attributes:
-        baseline: The arm to compare with.
-        experiment: The arm in question.
-        engine: ``embedded``, ``sglang``, or the URL of a deployment, whose weights are left alone.
-        workers: How many engines to start.
-        router: The policy of the sglang-router in front of them; empty: `round_robin` for several, no router for one.
         model_path: The checkpoint that an engine started here serves; by default the warm-started policy of the task.
         task: The task that prompts and reward come from, unless `prompts` is given.
         prompts: A file of prompts.
@@ -42,11 +35,6 @@ class SamplingConfig:
         seed: Of the prompts' order, of which arm goes first, and of the tests.
     """
 
-    baseline: str
-    experiment: str
-    engine: str = "embedded"
-    workers: int = 1
-    router: str = ""
     model_path: str | None = None
     task: str = "arithmetic"
     prompts: str | None = None
@@ -68,14 +56,9 @@ class SamplingConfig:
         """The largest number of groups of an arm."""
         return self.fixed if self.fixed is not None else -(-self.max_groups // BLOCK) * BLOCK
 
-    @property
-    def arms(self) -> tuple[str, str]:
-        """Baseline and experiment."""
-        return self.baseline, self.experiment
-
     def to_json(self) -> dict[str, Any]:
         """The configuration as it lies on disk: without the password in an engine's URL."""
-        return {**asdict(self), "engine": without_secrets(self.engine)}
+        return {**asdict(self), **self.arms_to_json()}
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> SamplingConfig:
@@ -84,9 +67,4 @@ class SamplingConfig:
         Raises:
             InputError: It has other fields, or a value is not of its kind.
         """
-        try:
-            if unknown := sorted(set(row) - set(cls.__slots__)):
-                raise msgspec.ValidationError(f"unknown fields {', '.join(unknown)}")
-            return msgspec.convert(dict(row), cls)
-        except msgspec.ValidationError as error:
-            raise InputError(f"no configuration of `parity sample`: {error}") from error
+        return read_settings(row, cls, "sampling.json: config")

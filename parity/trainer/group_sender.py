@@ -113,9 +113,16 @@ class GroupSender:
     decode: Callable[[list[int]], str] | None = None
 
     async def send(
-        self, arm: str, samples: list[Sample], exchanges: list[Exchange], images: Sequence[Image] = ()
+        self,
+        arm: str,
+        samples: list[Sample],
+        exchanges: list[Exchange],
+        images: Sequence[Image] = (),
+        chunk: int | None = None,
     ) -> GroupReport:
         """Fills in the samples of one group; appends each exchange as it comes, of failed requests too.
+
+        A request for several samples holds at most `chunk` of them.
 
         Raises:
             PatchError: The group could not be generated.
@@ -134,6 +141,7 @@ class GroupSender:
             post=self.post,
             dialect=self.dialect,
             capabilities=self.capabilities,
+            chunk=chunk,
             retries=self.retries,
             retry_wait=RETRY_WAIT,
             recorder=record,

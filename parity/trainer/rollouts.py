@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,11 +17,12 @@ from parity.errors import ExchangeError, UsageError
 from parity.records.exchanges import Exchange
 from parity.records.samples import Rollout, Sample
 from parity.records.training_config import TrainingConfig
-from parity.trainer.group_sender import GroupSender, all_or_none, pending_group
+from parity.trainer.arm_path import ArmPath
+from parity.trainer.group_sender import all_or_none, pending_group
 from parity.trainer.grpo import group_advantages
 from parity.trainer.policy import IMAGE_VOCABULARY
 from parity.trainer.tasks import Task
-from rollout_patch import Assignment, Capabilities, GroupReport, Post, fixed
+from rollout_patch import Assignment, GroupReport, fixed
 from rollout_patch.media import digest
 
 _SEED_RANGE = 1 << 30
@@ -56,11 +57,8 @@ async def generate_rollout(
     step: int,
     seed: int,
     arm: str | Callable[[int], Assignment],
-    client_post: Post,
-    capabilities: Capabilities,
-    served_by: Callable[[str | None], str],
+    paths: Mapping[str, ArmPath],
     seeded: bool,
-    retries: int = 0,
     after_scoring: Callable[[int, list[Sample]], None] | None = None,
 ) -> RolloutResult:
     """Generates, scores and normalises one step's groups, all of them at once.
@@ -71,12 +69,9 @@ async def generate_rollout(
         config: Groups, group size and sampling parameters.
         step: Counted from 0; with `seed` it determines the prompts and, if `seeded`, every sampling seed.
         seed: Of the run.
-        arm: One of `rollout_patch.ARMS`, or which arms a group gets, by its index.
-        client_post: Sends one `/generate` request.
-        capabilities: Of the engine.
-        served_by: Names the engine that gave an output, by the output's id, for samples and exchanges.
+        arm: The arm of every group, or which arms a group gets, by its index.
+        paths: By arm, how its groups reach an engine.
         seeded: Whether each sample has a sampling seed of its own.
-        retries: How often a request may be sent again.
         after_scoring: Called with the step and its samples after rewards and before advantages; it may change them.
 
     Raises:
@@ -84,13 +79,9 @@ async def generate_rollout(
         ExchangeError: A response has no text to score.
     """
     assign = arm if callable(arm) else lambda _: fixed(arm)
-    groups = _groups(task, tokenizer, config, step, seed, seeded, assign)
-    placeholders = {IMAGE_VOCABULARY[IMAGE_PAD]} if task.has_images else ()
-    sender = GroupSender(client_post, capabilities, served_by, retries, placeholders)
+    groups = _groups(task, tokenizer, config, step, seed, seeded, assign, paths)
     started = time.perf_counter()
-    reports = await all_or_none(
-        sender.send(group.arm, group.samples, group.exchanges, group.images) for group in groups
-    )
+    reports = await all_or_none(paths[group.arm].send(group.samples, group.exchanges, group.images) for group in groups)
     seconds = time.perf_counter() - started
     samples = [sample for group in groups for sample in group.samples]
     _score(task, samples)
@@ -100,6 +91,11 @@ async def generate_rollout(
     rollout, exchanges = _gathered([group for group in groups if group.trained])
     compared = [group for group in groups if not group.trained]
     return RolloutResult(rollout, exchanges, reports, seconds, *(_gathered(compared) if compared else ()))
+
+
+def placeholders_of(task: Task) -> frozenset[int]:
+    """Token ids that stand for an image in a task's prompts."""
+    return frozenset({IMAGE_VOCABULARY[IMAGE_PAD]} if task.has_images else ())
 
 
 def sampling_seed_base(config: TrainingConfig, seed: int, step: int, group_index: int) -> int:
@@ -134,6 +130,7 @@ def _groups(
     seed: int,
     seeded: bool,
     assign: Callable[[int], Assignment],
+    paths: Mapping[str, ArmPath],
 ) -> list[_Group]:
     """Every group of a step, once in each arm that it was assigned."""
     groups = []
@@ -155,7 +152,7 @@ def _groups(
             extra: dict[str, Any] = {"prompt": prompt}
             if assignment.design != "fixed":
                 extra["assignment"] = assignment.of_samples(arm, seed=seed, **place)
-            samples = pending_group(config.group_size, extra, base, **fields)
+            samples = pending_group(config.group_size, extra, base, **{**fields, **paths[arm].arm.sampling})
             groups.append(_Group(arm, arm == assignment.arms[0], samples, view.images))
     return groups
 

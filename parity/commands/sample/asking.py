@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from parity.commands.sample.prompts import Prompt
 from parity.commands.sample.scoring import NotScored, rescore
 from parity.engines import EngineClient
-from parity.engines.answers import SteadyPost
 from parity.errors import EngineError, InputError
 from parity.findings import Finding, Level, Message, Status
 from parity.records.exchanges import Exchange
+from parity.records.margins import SAMPLING
 from parity.records.samples import Rollout, Sample
 from parity.records.sampling import SamplingConfig
-from parity.stats import CHECK, rescored_findings
-from parity.trainer.group_sender import GroupSender, all_or_none, pending_group
-from rollout_patch import Assignment, Capabilities, PatchError, RequestFailed, ResponseRefused, probe
+from parity.stats import CHECK, Rescored, crossed_findings, rescored_findings
+from parity.trainer.arm_path import ArmPath
+from parity.trainer.group_sender import all_or_none, pending_group
+from rollout_patch import Assignment, PatchError, RequestFailed, ResponseRefused, probe
 
 RESCORED_GROUPS = 64
 """Groups of each arm whose tokens are scored again."""
@@ -34,30 +35,24 @@ class ArmBlock:
 
 @dataclass(frozen=True, slots=True)
 class Asker:
-    """Samples from one engine; only `/generate` requests are sent to it.
+    """Samples every arm from its engine; only `/generate` requests are sent.
 
     Attributes:
         config: What to sample.
-        client: Of the engine.
-        capabilities: Of the engine.
+        paths: By arm, how its groups reach an engine.
+        clients: Of each arm's engine.
         max_new_tokens: The cap of a response.
         reward: Scores a sample, or None.
-        sender: Sends its groups.
     """
 
     config: SamplingConfig
-    client: EngineClient
-    capabilities: Capabilities
+    paths: Mapping[str, ArmPath]
+    clients: Mapping[str, EngineClient]
     max_new_tokens: int
     reward: Callable[[Sample], float] | None
-    sender: GroupSender = field(init=False)
-
-    def __post_init__(self) -> None:
-        sender = GroupSender(SteadyPost(self.client), self.capabilities, self.client.served_by)
-        object.__setattr__(self, "sender", sender)
 
     async def block(self, start: int, prompts: Sequence[Prompt]) -> tuple[dict[str, ArmBlock], ResponseRefused | None]:
-        """Samples a block in both arms, each prompt in one arm after the other.
+        """Samples a block in all arms, each prompt in one arm after the other, in random order.
 
         Args:
             start: The index of the first group.
@@ -77,7 +72,7 @@ class Asker:
             for offset, (prompt, assignment) in enumerate(zip(prompts, assigned, strict=True))
         ]
         try:
-            await all_or_none(self._pair(*of_prompt, blocks) for of_prompt in zip(groups, assigned, strict=True))
+            await all_or_none(self._arms(*of_prompt, blocks) for of_prompt in zip(groups, assigned, strict=True))
         except ResponseRefused as refused:
             return blocks, refused
         for arm, block in blocks.items():
@@ -87,35 +82,39 @@ class Asker:
         return blocks, None
 
     def _assign(self, group_index: int) -> Assignment:
-        config = self.config
-        return probe(
-            config.baseline, config.experiment, share=1.0, seed=config.seed, rollout_id=0, group_index=group_index
-        )
+        arms, seed = self.config.arms, self.config.seed
+        if len(arms) == 2:
+            return probe(*arms, share=1.0, seed=seed, rollout_id=0, group_index=group_index)
+        order = random.Random(f"{seed}/{group_index}").sample(arms, len(arms))
+        return Assignment("probe", tuple(order), 1 / len(arms))
 
     def _group(self, group_index: int, prompt: Prompt, assignment: Assignment, arm: str) -> list[Sample]:
         drawn = assignment.of_samples(arm, seed=self.config.seed, rollout_id=0, group_index=group_index)
         extra: dict[str, Any] = {**prompt.fields, "assignment": drawn}
         if prompt.text is not None:
             extra["prompt"] = prompt.text
-        config = self.config
         return pending_group(
-            config.group_size,
+            self.config.group_size,
             extra,
             rollout_id=0,
             group_index=group_index,
             prompt_ids=None if prompt.ids is None else list(prompt.ids),
             max_new_tokens=self.max_new_tokens,
-            temperature=config.temperature,
-            top_p=config.top_p,
-            top_k=config.top_k,
+            **self._sampling(arm),
         )
 
-    async def _pair(
+    def _sampling(self, arm: str) -> dict[str, Any]:
+        """The sampling parameters of an arm."""
+        config = self.config
+        common = {"temperature": config.temperature, "top_p": config.top_p, "top_k": config.top_k}
+        return {**common, **config.arm(arm).sampling}
+
+    async def _arms(
         self, group: Mapping[str, list[Sample]], assignment: Assignment, blocks: Mapping[str, ArmBlock]
     ) -> None:
         for arm in assignment.arms:
             try:
-                await self.sender.send(arm, group[arm], blocks[arm].exchanges)
+                await self.paths[arm].send(group[arm], blocks[arm].exchanges)
             except ResponseRefused:
                 raise
             except PatchError as error:
@@ -133,20 +132,52 @@ class Asker:
                     f"{low:g} to {high:g}; give the range of rewards with --reward-range"
                 )
 
-    async def rescored(self, rollouts: tuple[Rollout, Rollout]) -> list[Finding]:
-        """Scores the tokens of each arm's first groups again by a prefill, and compares the log-probs.
+    async def rescored(self, rollouts: Mapping[str, Rollout]) -> dict[str, list[Finding]]:
+        """Scores the tokens of each arm's first groups again by a prefill of its engine, and compares the log-probs.
 
-        It needs temperature 1 and no top_p or top_k: a prefill gives log-probs of the whole distribution.
+        It needs temperature 1 and no top_p or top_k: a prefill gives log-probs of the whole distribution. Where
+        another engine answers an arm than the baseline, each also scores what the other one drew.
+
+        Returns:
+            By arm that is compared with the baseline.
         """
         config = self.config
-        if (config.temperature, config.top_p) != (1, 1) or config.top_k > 0:
-            return [_not_compared(Message("a prefill compares only with temperature 1, top_p 1 and no top_k"))]
+        first, *others = config.arms
+        own = {arm: await self._scored(arm, arm, rollout) for arm, rollout in rollouts.items()}
+        findings: dict[str, list[Finding]] = {}
+        for arm in others:
+            pair = own[first], own[arm]
+            if not (isinstance(pair[0], Rescored) and isinstance(pair[1], Rescored)):
+                findings[arm] = [_not_compared(next(one for one in pair if isinstance(one, Message)))]
+                continue
+            findings[arm] = rescored_findings(pair[0], pair[1])
+            if config.deployment(first) == config.deployment(arm):
+                continue
+            crossed = (
+                await self._scored(first, arm, rollouts[first]),
+                await self._scored(arm, first, rollouts[arm]),
+            )
+            if isinstance(crossed[0], Rescored) and isinstance(crossed[1], Rescored):
+                findings[arm] += crossed_findings(
+                    (pair[0], pair[1]),
+                    (crossed[0], crossed[1]),
+                    reward_margin=config.margins.get("reward", SAMPLING["reward"]),
+                    reward_range=config.reward_range,
+                    arms=(first, arm),
+                )
+            else:
+                findings[arm].append(_not_compared(next(one for one in crossed if isinstance(one, Message))))
+        return findings
+
+    async def _scored(self, drew: str, scores: str, rollout: Rollout) -> Rescored | Message:
+        """What an arm drew beside the log-probs of another arm's engine, or why there are none."""
+        sampling = self._sampling(drew)
+        if (sampling["temperature"], sampling["top_p"]) != (1, 1) or sampling["top_k"] > 0:
+            return Message("a prefill compares only with temperature 1, top_p 1 and no top_k")
         try:
-            score = partial(rescore, self.client, self.sender.permits)
-            baseline, experiment = [await score(rollout, RESCORED_GROUPS) for rollout in rollouts]
+            return await rescore(self.clients[scores], self.paths[scores].sender.permits, rollout, RESCORED_GROUPS)
         except (RequestFailed, NotScored) as error:
-            return [_not_compared(Message("the engine did not score given tokens: {error}", error=str(error)[:200]))]
-        return rescored_findings(baseline, experiment)
+            return Message("the engine did not score given tokens: {error}", error=str(error)[:200])
 
 
 def _not_compared(reason: Message) -> Finding:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from parity.contract_checks import Rules, check_arms, check_recording
 from parity.findings import Finding, Level, Message, Status, Where, listed, quantity
+from parity.records.arms import set_apart
 from parity.records.exchanges import Exchange
 from parity.records.samples import Rollout
 from parity.records.sampling import SamplingConfig
@@ -27,9 +28,11 @@ def contract_findings(config: SamplingConfig, rules: Rules, recorded: Recorded) 
     """The contract of each arm and of both together; every finding names its arm."""
     findings = []
     for arm, rollout, exchanges in zip(config.arms, recorded.rollouts, recorded.exchanges, strict=True):
-        of_arm = [*check_recording([rollout], exchanges, rules), _arm_used_finding(arm, rollout)]
+        chunk = {arm: config.arm(arm).chunk}
+        of_arm = [*check_recording([rollout], exchanges, rules, chunk), _arm_used_finding(arm, rollout)]
         findings += [finding.in_run(arm) for finding in of_arm]
-    return findings + [finding.in_run(config.experiment) for finding in check_arms(*recorded.rollouts)]
+    arms = check_arms(*recorded.rollouts, set_apart(config, config.arms))
+    return findings + [finding.in_run(config.experiment) for finding in arms]
 
 
 def _arm_used_finding(arm: str, rollout: Rollout) -> Finding:
@@ -55,12 +58,43 @@ def _arm_used_finding(arm: str, rollout: Rollout) -> Finding:
     return Finding("arm_used", Level.CONTRACT, status, message, Where(field="arm"), arm, evidence=evidence)
 
 
+def weights_finding(versions: Mapping[str, object], apart: str, shown_equal: bool) -> Finding:
+    """Whether the engines of several arms hold the same weights.
+
+    Args:
+        versions: By engine, the version that it states.
+        apart: Where digests differ; empty where none do.
+        shown_equal: Whether the digests are seen to be equal, or all engines were started from one checkpoint.
+    """
+    stated = listed([f"{engine}: {version}" for engine, version in versions.items()])
+    if apart:
+        message, status = Message("the engines hold other weights than each other: {apart}", apart=apart), Status.FAIL
+    elif shown_equal:
+        message, status = Message("all engines hold the same weights ({versions})", versions=stated), Status.PASS
+    elif len(set(versions.values())) > 1:
+        message = Message("the engines label their weights differently ({versions})", versions=stated)
+        status = Status.INCONCLUSIVE
+    else:
+        message = Message(
+            "no digests show that the engines hold the same weights, whose label is one ({versions})", versions=stated
+        )
+        status = Status.NOT_COMPARED
+    return Finding("weights_equal", Level.CONTRACT, status, message, Where(field="weight_version"))
+
+
 def fixed_findings(config: SamplingConfig, rollouts: tuple[Rollout, Rollout]) -> list[Finding]:
     """The findings of a design with a set number of groups: the evidence of watching, looked at once."""
     if not len(rollouts[0]):
         return Evidence.start(config.margins, config.reward_range).findings()
     rng = np.random.default_rng([config.seed, 1])
     return sampling_findings(*rollouts, config.margins, rng, config.reward_range, config.max_new_tokens)
+
+
+def decided_in_all(findings: Mapping[str, Sequence[Finding]]) -> Message | None:
+    """Why no further group is needed in any arm; None while one is. Where one arm differs, the others go on."""
+    ends = [decided(of_arm) for of_arm in findings.values()]
+    known = [end for end in ends if end is not None]
+    return listed(dict.fromkeys(known), "; ") if len(known) == len(ends) else None
 
 
 def decided(findings: Sequence[Finding]) -> Message | None:

@@ -1,4 +1,4 @@
-"""Samples both arms block by block, each on disk before it is looked at, until the evidence suffices.
+"""Samples all arms block by block, each on disk before it is looked at, until the evidence suffices.
 
 An incomplete block was never evaluated, and is sampled again.
 """
@@ -9,9 +9,9 @@ import asyncio
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,23 +19,28 @@ import pyarrow.compute as pc
 
 from parity.commands.check import reward_function
 from parity.commands.question import check_sampling
-from parity.commands.sample.asking import RESCORED_GROUPS, ArmBlock, Asker
-from parity.commands.sample.judging import Recorded, contract_findings, decided, fixed_findings
+from parity.commands.sample.asking import RESCORED_GROUPS, Asker
+from parity.commands.sample.judging import Recorded, contract_findings, decided_in_all, fixed_findings, weights_finding
 from parity.commands.sample.prompts import Prompt, read_prompts
 from parity.commands.sample.store import SamplingStore
 from parity.contract_checks import Rules
-from parity.engines import Engine, open_engine
+from parity.engines import Engine, EngineClient
+from parity.engines.answers import SteadyPost
 from parity.engines.client import Waits
 from parity.engines.designs import check_free_groups
-from parity.engines.detection import detect_determinism
-from parity.engines.router import engine_words
+from parity.engines.router import engines_words
+from parity.engines.several import ask_engines, digests_of, open_engines, parted, what_engines_state
 from parity.findings import Finding, Level, Message, Status, judge
+from parity.records.arms import Deployment
+from parity.records.exchanges import Exchange
 from parity.records.provenance import commit, versions
 from parity.records.samples import Rollout, Sample
 from parity.records.sampling import BLOCK, SamplingConfig
 from parity.records.store import exclusive, read_json
 from parity.report.sampling import SamplingResult
-from parity.stats import Evidence
+from parity.stats import Evidence, over_arms
+from parity.trainer.arm_path import ArmPath
+from parity.trainer.group_sender import GroupSender
 from parity.trainer.policy import load_tokenizer
 from parity.trainer.tasks import Task, get_task
 from parity.trainer.warm_start import prepare_policy
@@ -61,8 +66,8 @@ class Watcher:
 
 def sample_arms(
     config: SamplingConfig, out: Path, *, command: str, watcher: Watcher, cache: Path, resume: bool = False
-) -> SamplingResult:
-    """Samples both arms, or goes on with that, until the evidence suffices or the groups are used up.
+) -> list[SamplingResult]:
+    """Samples all arms, or goes on with that, until the evidence suffices or the groups are used up.
 
     Args:
         config: What to sample; with `resume` as on disk, except for a larger `max_groups`.
@@ -72,10 +77,13 @@ def sample_arms(
         cache: Where warm-started policies are kept.
         resume: Goes on with what is on disk.
 
+    Returns:
+        One result for each arm that is compared with the baseline.
+
     Raises:
         UsageError: The configuration does not fit together, or `out` holds something else.
         InputError: The prompts cannot be read, or a reward is out of its range.
-        EngineError: The engine does not come up, or a group failed.
+        EngineError: An engine does not come up, or a group failed.
     """
     check_sampling(config)
     with exclusive(out):
@@ -87,20 +95,18 @@ def sample_arms(
             store.create({**facts, "created_at": time.time()})
         prompts = None if config.prompts is None else read_prompts(Path(config.prompts), config.prompt_key)
         policy = _policy(config, cache, watcher)
-        engine_name = engine_words(config.engine, config.workers, config.router)
-        watcher.note(f"engine {engine_name}: " + ("a deployment that already runs" if policy is None else "starting"))
-        engine = open_engine(
-            config.engine, policy or out, out / "logs", workers=config.workers, router=config.router or None
-        )
+        watcher.note(f"engine {engines_words(config)}: " + ("already runs" if policy is None else "starting"))
+        engines = open_engines(config, policy or out, out / "logs")
         try:
-            return asyncio.run(_sample(config, store, prompts, policy, engine, watcher))
+            return asyncio.run(_sample(config, store, prompts, policy, engines, watcher))
         finally:
-            engine.stop()
+            for engine in engines.values():
+                engine.stop()
 
 
 def _policy(config: SamplingConfig, cache: Path, watcher: Watcher) -> Path | None:
-    """The checkpoint that an engine is to serve; None for a deployment, which has its own."""
-    if "://" in config.engine:
+    """The checkpoint that engines started here are to serve; None where all are deployments, which have their own."""
+    if all(deployment.is_remote for deployment in config.deployments):
         return None
     if config.model_path is not None:
         return Path(config.model_path)
@@ -112,48 +118,89 @@ async def _sample(
     store: SamplingStore,
     prompts: Sequence[Prompt] | None,
     policy: Path | None,
-    engine: Engine,
+    engines: Mapping[Deployment, Engine],
     watcher: Watcher,
-) -> SamplingResult:
+) -> list[SamplingResult]:
     task = get_task(config.task)
     reward = _reward(config, task)
     cap = config.max_new_tokens or task.max_new_tokens
     rules = _rules(config, cap, reward, policy)
-    async with engine.client(Waits(note=watcher.note)) as client:
-        seen = await detect_determinism(client.generate, await client.capabilities())
-        watcher.note(f"engine {config.engine}: {seen.summary}")
-        store.amend({**_engine_facts(await client.server_info(), policy), "engine_determinism": seen.to_json()})
-        check_free_groups(config.arms, seen)
-        asker = Asker(config, client, seen.capabilities, cap, reward)
+    async with AsyncExitStack() as stack:
+        clients = {
+            deployment: await stack.enter_async_context(engine.client(Waits(note=watcher.note)))
+            for deployment, engine in engines.items()
+        }
+        weights = await _weights(clients)
+        seen, joint = await ask_engines(config, clients, watcher.note)
+        stated = await what_engines_state(config, clients)
+        store.amend({**stated, **await _model(clients, policy), "engine_determinism": joint.to_json()})
+        check_free_groups([config.arm(arm).way for arm in config.arms], joint)
+        senders = {
+            one: GroupSender(SteadyPost(client), seen[one].capabilities, client.served_by)
+            for one, client in clients.items()
+        }
+        paths = {arm: ArmPath(arm, config.arm(arm), senders[config.deployment(arm)]) for arm in config.arms}
+        asker = Asker(config, paths, {arm: clients[config.deployment(arm)] for arm in config.arms}, cap, reward)
         sampled = await _blocks(asker, store, _source(config, task, prompts, policy), rules, watcher)
-        rollouts = store.rollout(config.baseline), store.rollout(config.experiment)
+        rollouts = {arm: store.rollout(arm) for arm in config.arms}
         rescored = sampled.rescored
         if rescored is None:
-            rescored = await asker.rescored(rollouts) if len(rollouts[0]) else []
-    evidence = sampled.evidence
-    recorded = Recorded(rollouts, (list(store.exchanges(config.baseline)), list(store.exchanges(config.experiment))))
-    findings = [
-        *sampled.refusal,
-        *contract_findings(config, rules, recorded),
-        *(evidence.findings() if evidence is not None else fixed_findings(config, rollouts)),
-        *rescored,
+            rescored = await asker.rescored(rollouts) if len(rollouts[config.baseline]) else {}
+        if weights:
+            weights = await _weights(clients)  # as they are once all is sampled
+    exchanges = {arm: list(store.exchanges(arm)) for arm in config.arms}
+    findings = {}
+    for arm in config.arms[1:]:
+        pair, evidence = config.against(arm), sampled.evidence[arm]
+        recorded = Recorded((rollouts[pair.baseline], rollouts[arm]), (exchanges[pair.baseline], exchanges[arm]))
+        findings[arm] = [
+            *sampled.refusal,
+            *contract_findings(pair, rules, recorded),
+            *weights,
+            *(evidence.findings() if evidence is not None else fixed_findings(pair, recorded.rollouts)),
+            *rescored.get(arm, []),
+        ]
+    return [
+        _result(config.against(arm), of_arm, rollouts, exchanges, sampled.stopped)
+        for arm, of_arm in over_arms(findings).items()
     ]
+
+
+def _result(
+    pair: SamplingConfig,
+    findings: Sequence[Finding],
+    rollouts: Mapping[str, Rollout],
+    exchanges: Mapping[str, Sequence[Exchange]],
+    stopped: Message,
+) -> SamplingResult:
     counts = {
-        "samples": sum(map(len, rollouts)),
-        "groups": len(rollouts[0]) // config.group_size,
-        "exchanges": sum(map(len, recorded.exchanges)),
+        "samples": sum(len(rollouts[arm]) for arm in pair.arms),
+        "groups": len(rollouts[pair.baseline]) // pair.group_size,
+        "exchanges": sum(len(exchanges[arm]) for arm in pair.arms),
     }
-    return SamplingResult(config, tuple(findings), judge(findings), counts, sampled.stopped)
+    return SamplingResult(pair, tuple(findings), judge(findings), counts, stopped)
 
 
-def _engine_facts(info: Mapping[str, Any], policy: Path | None) -> dict[str, str]:
-    """What answered: version and number format as the engine states them, and the model that it serves."""
-    version, dtype = (str(info.get(name) or "not stated") for name in ("version", "dtype"))
-    model = str(info.get("model_path") or "")
+async def _weights(clients: Mapping[Deployment, EngineClient]) -> list[Finding]:
+    """Whether several engines hold the same weights, by their digests or by how they were started."""
+    if len(clients) == 1:
+        return []
+    versions = {client.engine_id: (await client.model_info()).get("weight_version") for client in clients.values()}
+    digests = await digests_of(clients.values())
+    kinds = {kind for kind, _ in digests.values()}
+    compared = len(kinds) == 1 and all(of_engine for _, of_engine in digests.values())
+    started_here = not any(deployment.is_remote for deployment in clients)
+    return [weights_finding(versions, parted(digests), compared or started_here)]
+
+
+async def _model(clients: Mapping[Deployment, EngineClient], policy: Path | None) -> dict[str, str]:
+    """The model that is served: its shape where it was started here, else its path as the engines state it."""
     if policy is not None:
         shape = read_json(policy / "config.json")
         model = f"{shape.get('model_type')}, {shape.get('num_hidden_layers')} layers of {shape.get('hidden_size')}"
-    return {"engine_version": version, "engine_dtype": dtype, "model": model}
+        return {"model": model}
+    paths = [str((await client.server_info()).get("model_path") or "") for client in clients.values()]
+    return {"model": ", ".join(dict.fromkeys(paths))}
 
 
 Source = Callable[[int, int], Sequence[Prompt]]
@@ -165,29 +212,34 @@ class _Sampled:
     """How sampling ended.
 
     Attributes:
-        evidence: What was watched; None for a set size.
-        rescored: Findings on log-probs scored again, if that was done already.
+        evidence: By arm, what was watched; None for a set size.
+        rescored: By arm, findings on log-probs scored again, if that was done already.
         stopped: Why it ended.
         refusal: A finding on a response that breaks the protocol.
     """
 
-    evidence: Evidence | None
-    rescored: list[Finding] | None
+    evidence: Mapping[str, Evidence | None]
+    rescored: dict[str, list[Finding]] | None
     stopped: Message
     refusal: tuple[Finding, ...] = ()
 
 
 async def _blocks(asker: Asker, store: SamplingStore, source: Source, rules: Rules, watcher: Watcher) -> _Sampled:
-    """Samples until something is decided; tokens are scored again as soon as there are enough groups for that."""
+    """Goes on from the blocks on disk to the last one that is needed."""
     config = asker.config
-    rescored: list[Finding] | None = None
-    margins = config.margins, config.reward_range
-    evidence = Evidence.start(*margins, asker.max_new_tokens) if config.fixed is None else None
-    done, stopped = 0, None
+    others = config.arms[1:]
+    start = (
+        None if config.fixed is not None else Evidence.start(config.margins, config.reward_range, asker.max_new_tokens)
+    )
+    evidence: dict[str, Evidence | None] = dict.fromkeys(others, start)
+    rescored: dict[str, list[Finding]] | None = None
+    stopped: Message | None = None
+    done = 0
     for blocks in _recorded_blocks(store):
         evidence = _watched(evidence, config, done, blocks)
-        done += len(blocks[0]) // config.group_size
-        stopped = decided(evidence.findings()) if evidence is not None else None
+        done += len(blocks[config.baseline]) // config.group_size
+        known = {arm: watched.findings() for arm, watched in evidence.items() if watched is not None}
+        stopped = decided_in_all(over_arms(known)) if known else None
     if done:
         watcher.note(f"{done} groups of each arm are on disk")
     began, before = time.monotonic(), done
@@ -200,44 +252,49 @@ async def _blocks(asker: Asker, store: SamplingStore, source: Source, rules: Rul
             refusal = Message("an answer breaks the protocol: {reason}", reason=refused)
             finding = Finding("response_refused", Level.CONTRACT, Status.FAIL, refusal)
             return _Sampled(evidence, rescored, refusal, (finding,))
-        findings = contract_findings(config, rules, _recorded(config, sampled))
-        evidence = _watched(evidence, config, done, _recorded(config, sampled).rollouts)
+        rollouts = {arm: Rollout.from_samples(block.samples) for arm, block in sampled.items()}
+        evidence = _watched(evidence, config, done, rollouts)
         done += size
         if rescored is None and done >= RESCORED_GROUPS:
-            rescored = await asker.rescored((store.rollout(config.baseline), store.rollout(config.experiment)))
-        findings += rescored or []
-        if evidence is not None:
-            findings += evidence.findings()
-            stopped = decided(findings)
-        elif any(finding.fails for finding in findings):
-            stopped = decided(findings)
-        watcher.block(SamplingProgress(done, config.limit, (done - before) / (time.monotonic() - began), findings))
+            rescored = await asker.rescored({arm: store.rollout(arm) for arm in config.arms})
+        findings = {}
+        for arm in others:
+            pair, watched = config.against(arm), evidence[arm]
+            recorded = Recorded(
+                (rollouts[pair.baseline], rollouts[arm]), (sampled[pair.baseline].exchanges, sampled[arm].exchanges)
+            )
+            findings[arm] = [
+                *contract_findings(pair, rules, recorded),
+                *(rescored or {}).get(arm, []),
+                *(watched.findings() if watched is not None else ()),
+            ]
+        findings = over_arms(findings)
+        every = [finding for of_arm in findings.values() for finding in of_arm]
+        if config.fixed is None or any(finding.fails for finding in every):
+            stopped = decided_in_all(findings)
+        watcher.block(SamplingProgress(done, config.limit, (done - before) / (time.monotonic() - began), every))
     return _Sampled(evidence, rescored, stopped or Message("all {done} groups are sampled", done=done))
 
 
 def _watched(
-    evidence: Evidence | None, config: SamplingConfig, start: int, rollouts: tuple[Rollout, Rollout]
-) -> Evidence | None:
+    evidence: Mapping[str, Evidence | None], config: SamplingConfig, start: int, rollouts: Mapping[str, Rollout]
+) -> dict[str, Evidence | None]:
     """The evidence after a block; the block's own generator makes a resumed sampling go on as it would have."""
-    return None if evidence is None else evidence.update(*rollouts, np.random.default_rng([config.seed, 0, start]))
+    return {
+        arm: None
+        if watched is None
+        else watched.update(rollouts[config.baseline], rollouts[arm], np.random.default_rng([config.seed, 0, start]))
+        for arm, watched in evidence.items()
+    }
 
 
-def _recorded(config: SamplingConfig, sampled: dict[str, ArmBlock]) -> Recorded:
-    baseline, experiment = (sampled[arm] for arm in config.arms)
-    rollouts = Rollout.from_samples(baseline.samples), Rollout.from_samples(experiment.samples)
-    return Recorded(rollouts, (baseline.exchanges, experiment.exchanges))
-
-
-def _recorded_blocks(store: SamplingStore) -> Iterator[tuple[Rollout, Rollout]]:
-    """The blocks on disk, in order."""
-    arms = [store.rollout(arm) for arm in store.config.arms]
-    groups = len(arms[0]) // store.config.group_size
+def _recorded_blocks(store: SamplingStore) -> Iterator[dict[str, Rollout]]:
+    """The blocks on disk by arm, in order."""
+    arms = {arm: store.rollout(arm).table for arm in store.config.arms}
+    groups = len(arms[store.config.baseline]) // store.config.group_size
     for start in range(0, groups, BLOCK):
-        first, second = (
-            Rollout(arm.table.filter(pc.is_in(arm.table["group_index"], pa.array(range(start, start + BLOCK)))))
-            for arm in arms
-        )
-        yield first, second
+        block = pa.array(range(start, start + BLOCK))
+        yield {arm: Rollout(table.filter(pc.is_in(table["group_index"], block))) for arm, table in arms.items()}
 
 
 def _source(config: SamplingConfig, task: Task, prompts: Sequence[Prompt] | None, policy: Path | None) -> Source:

@@ -28,6 +28,9 @@ from parity.records.samples import Rollout
 
 Key = tuple[int | None, int | None]
 
+Chunk = int | Mapping[str, "int | None"] | None
+"""Most samples of a request: for all arms, or by arm; None puts a group into one."""
+
 SAMPLING_PARAMS = ("temperature", "top_p", "top_k", "max_new_tokens")
 
 _NO_EXCHANGES = Message("no exchanges recorded")
@@ -241,20 +244,20 @@ def _single(rows: Sequence[int], receipts: Receipts, account: Account) -> tuple[
     return strangers, unused
 
 
-def requests_accounted(
-    facts: Facts, groups: Groups, accounts: Accounts, matching: Matching, chunk: int | None
-) -> Outcome:
+def requests_accounted(facts: Facts, groups: Groups, accounts: Accounts, matching: Matching, chunk: Chunk) -> Outcome:
     """A group of n takes n answered requests sample by sample, one batched or native (or one a chunk).
 
-    Where a sample is a chain of outputs, it takes a request for each link.
+    Where a sample is a chain of outputs, it takes a request for each link. `chunk` may be given by arm.
     """
     booked_on = [accounts.by_group.get(_key(facts, int(row))) for row in groups.first]
 
     def wanted(group: int) -> dict[str, int]:
         account, size = booked_on[group], int(groups.sizes[group])
         arms = sorted(account.answered) if account else []
-        arm = arms[0] if len(arms) == 1 else str(facts.arm[groups.first[group]] or "unknown")
-        return {arm: size if arm == "per-sample" else -(-size // (chunk or size))}
+        named = str(facts.arm[groups.first[group]] or "unknown")
+        arm = arms[0] if len(arms) == 1 else named
+        most = chunk.get(named) if isinstance(chunk, Mapping) else chunk
+        return {arm: size if arm == "per-sample" else -(-size // (most or size))}
 
     def fails(group: int) -> bool:
         account = booked_on[group]

@@ -397,6 +397,13 @@ def _assigned(rollout: Rollout) -> Objects:
     return rows
 
 
+def without(facts: Facts, parameters: Collection[str]) -> Facts:
+    """The same samples as if these sampling parameters were not recorded."""
+    columns: dict[str, Any] = {name: getattr(facts, name) for name in parameters}
+    unknown = {name: np.full_like(of, np.nan if of.dtype.kind == "f" else NULL) for name, of in columns.items()}
+    return replace(facts, **unknown)
+
+
 def facts_of(rollout: Rollout, rules: Rules) -> Facts:
     """Reads every column of a rollout once."""
     prompts, outputs = integer_lists(rollout, "prompt_ids"), integer_lists(rollout, "output_ids")

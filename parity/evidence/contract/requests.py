@@ -6,7 +6,7 @@ An answer alone does not show what it was asked with, and a recording answers wh
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from parity.evidence.contract.outcomes import SHOWN, Case, Outcome
@@ -20,13 +20,14 @@ _OF_THE_FORM = frozenset({"text", "input_ids", "sampling_params", "rid", *MEDIA_
 Place = tuple[int, int]
 
 
-def same_requests(baseline: Iterable[Exchange], experiment: Iterable[Exchange]) -> Outcome:
+def same_requests(baseline: Iterable[Exchange], experiment: Iterable[Exchange], apart: Collection[str] = ()) -> Outcome:
     """Both arms asked for the same, whatever the form: prompts, media, sampling parameters and every other field.
 
     What a sample asks for is its prompt, its media, its sampling parameters (with n > 1 sample i takes `sampling_seed`
-    + i) and every other field of the request but `rid`. Exchanges answered with status 200 are looked at.
+    + i) and every other field of the request but `rid`, and but for parameters that are `apart` on purpose. Exchanges
+    answered with status 200 are looked at.
     """
-    a, b = _asked_by_group(baseline), _asked_by_group(experiment)
+    a, b = _asked_by_group(baseline, apart), _asked_by_group(experiment, apart)
     places = sorted(a.keys() | b.keys())
     wrong = [place for place in places if a.get(place) != b.get(place)]
     cases = tuple(_case(place, a.get(place, ()), b.get(place, ())) for place in wrong[:SHOWN])
@@ -50,24 +51,24 @@ def _case(place: Place, *sides: Sequence[str]) -> Case:
     return Case(where, expected, observed, message)
 
 
-def _asked_by_group(exchanges: Iterable[Exchange]) -> dict[Place, list[str]]:
+def _asked_by_group(exchanges: Iterable[Exchange], apart: Collection[str]) -> dict[Place, list[str]]:
     """What each sample asked for, as JSON and sorted, by step and group (-1 where the exchange names none)."""
     groups: dict[Place, list[str]] = {}
     for exchange in exchanges:
         if exchange.status == 200:
             step, group = (-1 if place is None else place for place in (exchange.rollout_id, exchange.group_index))
-            groups.setdefault((step, group), []).extend(map(_canonical, _asked(exchange)))
+            groups.setdefault((step, group), []).extend(map(_canonical, _asked(exchange, apart)))
     return {place: sorted(rows) for place, rows in groups.items()}
 
 
-def _asked(exchange: Exchange) -> Iterator[dict[str, Any]]:
+def _asked(exchange: Exchange, apart: Collection[str]) -> Iterator[dict[str, Any]]:
     """What each sample of a request asks for, in the order of its answer."""
     shared = {name: value for name, value in exchange.request.items() if name not in _OF_THE_FORM}
     for number in range(len(exchange.prompts)):
         own = {name: _own(exchange, value, number) for name, value in shared.items()}
         params = _own(exchange, exchange.request.get("sampling_params") or {}, number)
         params = {**params} if isinstance(params, dict) else {"sampling_params": params}
-        params.pop("n", None)
+        params = {name: value for name, value in params.items() if name != "n" and name not in apart}
         for slot in range(max(exchange.n, 1)):
             seed = params.get("sampling_seed")
             seeded = {"sampling_seed": seed + slot} if isinstance(seed, int) else {}
