@@ -101,6 +101,6 @@ def test_whatever_a_file_of_an_experiment_holds_ends_in_a_report_or_is_named(nam
         lines = [json.dumps(line) + "\n" for line in ([row, *whole[1:]] if whole else [row])]
         path.write_text("".join(lines))
         try:
-            assert assess(experiment).verdict
+            assert assess(experiment)[0].verdict
         except ParityError as error:
             assert isinstance(error, UsageError) or re.search(r"experiment\.json|/out|seed0", str(error)), place

@@ -97,13 +97,13 @@ def test_what_is_there_of_a_run_that_goes_on_is_judged_as_it_is(experiment: Path
     store = RunStore(experiment / "runs" / "probe-seed1")
     lines = (store.path / "metrics.jsonl").read_text().splitlines(keepends=True)
     (store.path / "metrics.jsonl").write_text("".join(lines[:-1]))
-    unfinished = [one for one in assess(experiment).findings if one.check == "steps_finished"]
+    unfinished = [one for one in assess(experiment)[0].findings if one.check == "steps_finished"]
     (store.path / "metrics.jsonl").write_text("".join(lines))
     assert [(one.status, one.observed) for one in unfinished] == [(Status.NOT_COMPARED, STEPS - 1)]
 
 
 def test_no_arm_of_a_mixed_run_has_a_time_or_a_speed_of_its_own(experiment: Path) -> None:
-    of_arms = [curves for name, curves in assess(experiment).curves.items() if "/" in name]
+    of_arms = [curves for name, curves in assess(experiment)[0].curves.items() if "/" in name]
     assert len(of_arms) == 4
     for curves in of_arms:
         assert "rollout/raw_reward" in curves

@@ -50,7 +50,7 @@ def write_experiment(out: Path) -> None:
             store.write_step(step, rollout, clean_exchanges(own))
             store.append_metrics({"step": step, **rollout_metrics(rollout, 1.0), "train/loss": 0.5})
         store.write_outcome({"status": "completed"})
-    report = assess(out)
+    (report,) = assess(out)
     write_report(report, out / "report", gather(report, out))
 
 

@@ -1,12 +1,13 @@
 """The trainer and the embedded engine together: the same policy on both sides of the wire."""
 
 import pytest
+from arm_paths import one_engine
 from served import serve_here
 
 from parity.engines.remote import remote_engine
 from parity.records.training_config import TrainingConfig
 from parity.trainer.policy import build_policy, build_tokenizer, image_policy_config, policy_config, save_policy
-from parity.trainer.rollouts import generate_rollout
+from parity.trainer.rollouts import generate_rollout, placeholders_of
 from parity.trainer.tasks import get_task
 from parity.trainer.trainer import Trainer
 
@@ -50,9 +51,9 @@ async def rollout(task, client, arm, step):
         step=step,
         seed=0,
         arm=arm,
-        client_post=client.generate,
-        capabilities=await client.capabilities(),
-        served_by=client.served_by,
+        paths=one_engine(
+            client.generate, await client.capabilities(), client.served_by, placeholders=placeholders_of(task)
+        ),
         seeded=True,
         after_scoring=reward_by_slot,
     )

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from arm_paths import one_engine
 from PIL import Image
 from transformers import AutoTokenizer
 
@@ -26,7 +27,7 @@ from parity.trainer.policy import (
     policy_config,
     save_policy,
 )
-from parity.trainer.rollouts import generate_rollout
+from parity.trainer.rollouts import generate_rollout, placeholders_of
 from parity.trainer.tasks import get_task
 from parity.trainer.trainer import Trainer
 from parity.trainer.warm_start import WarmStartSettings, warm_start
@@ -226,9 +227,7 @@ async def rollout(arm, post):
         step=1,
         seed=4,
         arm=arm,
-        client_post=post,
-        capabilities=Capabilities(seeded=True, seed_per_slot=True),
-        served_by=lambda _: "engine-0",
+        paths=one_engine(post, Capabilities(seeded=True, seed_per_slot=True), placeholders=placeholders_of(TASK)),
         seeded=True,
     )
 

@@ -4,6 +4,7 @@ import asyncio
 import random
 
 import pytest
+from arm_paths import one_engine
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -74,9 +75,7 @@ async def rollout(arm="per-sample", engine=None, **changes):
         "step": 5,
         "seed": 1,
         "arm": arm,
-        "client_post": engine or Engine(),
-        "capabilities": Capabilities(seeded=True, seed_per_slot=True),
-        "served_by": lambda _: "engine-0",
+        "paths": one_engine(engine or Engine(), Capabilities(seeded=True, seed_per_slot=True)),
         "seeded": True,
     }
     return await generate_rollout(**(arguments | changes))

@@ -68,7 +68,7 @@ def test_a_proxy_that_lies_is_found_out(fault: dict[str, Any], checks: set[str],
     with toy_engine(upstream=engine, **fault) as proxy:
         config = SamplingConfig("batched", "native", engine=proxy.url, group_size=4, max_groups=512)
         watcher = Watcher(lambda _: None, lambda _: None)
-        result = sample_arms(config, tmp_path / "out", command="", watcher=watcher, cache=tmp_path)
+        (result,) = sample_arms(config, tmp_path / "out", command="", watcher=watcher, cache=tmp_path)
     assert result.judgement.verdict is Verdict.DIFFERENT
     assert failing(result) & checks
     assert result.counts["groups"] <= 256

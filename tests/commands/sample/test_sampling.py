@@ -43,7 +43,8 @@ def config_of(engine: ToyEngine, prompts: Path, **changes: Any) -> SamplingConfi
 def sampled(config: SamplingConfig, out: Path, resume: bool = False, blocks: list[int] | None = None) -> SamplingResult:
     seen = blocks if blocks is not None else []
     watcher = Watcher(lambda step: seen.append(step.done), lambda _: None)
-    return sample_arms(config, out, command="parity sample", watcher=watcher, cache=out, resume=resume)
+    (result,) = sample_arms(config, out, command="parity sample", watcher=watcher, cache=out, resume=resume)
+    return result
 
 
 @pytest.fixture(scope="module")
