@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import rollout_patch
-from parity.records import experiment
+from parity.records import arms
 
 ROOT = Path(__file__).parents[1]
 
@@ -68,7 +68,7 @@ def test_the_core_loads_nothing_that_runs_engines_trains_draws_or_prints() -> No
 
 
 def test_records_and_patch_know_the_same_arms() -> None:
-    assert experiment.ARMS == rollout_patch.ARMS
+    assert arms.WAYS == rollout_patch.ARMS
 
 
 def test_the_page_on_architecture_names_what_there_is_in_the_order_of_imports() -> None:

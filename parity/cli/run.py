@@ -127,7 +127,7 @@ def run(
     targets: Targets,
     **asked: Any,
 ) -> None:
-    """Trains all arms side by side and gives the verdict with a report.
+    """Trains every arm and gives the verdict with a report.
 
     The arms: per-sample sends one request a sample, batched one request with a list of n copies of the prompt, native
     one request with sampling_params.n. --arms names others: engines, their options, workers, sampling parameters.
