@@ -6,6 +6,7 @@ import os
 import shlex
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -16,6 +17,7 @@ HOST_EXAMPLES = """\b
 Examples:
   parity host check slime --args '--n-samples-per-prompt 8 --sglang-config engines.yaml'
   parity host check relax --checkout /path/to/Relax --args '--use-rollout-routing-replay'
+  parity host check slime --args '--custom-config-path my.yaml --n-samples-per-prompt 8'
   parity host check miles --router http://127.0.0.1:30000 --set ROLLOUT_PATCH_ARM=batched
 """
 HOST_EXIT_HELP = (
@@ -48,8 +50,22 @@ def check(name: str, line: str, variables: tuple[str, ...], checkout: Path | Non
             raise UsageError(f"--set is {variable!r}; it is NAME=VALUE")
         environment[key] = value
     try:
-        result = preflight(name, shlex.split(line), environment, checkout, router)
+        result = preflight(name, shlex.split(line), environment, checkout, router, _read_yaml)
     except ValueError as error:
         raise UsageError(str(error)) from error
     click.echo("\n".join(result.lines()))
     sys.exit(result.exit_code)
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    """The entries of a host's YAML file.
+
+    Raises:
+        UsageError: It cannot be read, or PyYAML is not installed.
+    """
+    import msgspec
+
+    try:
+        return msgspec.yaml.decode(path.read_bytes(), type=dict[str, Any] | None) or {}
+    except (OSError, ImportError, msgspec.DecodeError) as error:
+        raise UsageError(f"--custom-config-path {path} cannot be read: {error}") from error

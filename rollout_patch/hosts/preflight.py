@@ -7,7 +7,7 @@ import asyncio
 import importlib.util
 import json
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -89,6 +89,7 @@ def preflight(
     environment: Mapping[str, str],
     checkout: Path | None = None,
     router: str | None = None,
+    read_config: Callable[[Path], Mapping[str, Any]] | None = None,
 ) -> Preflight:
     """Looks at a host's code, its flags and its engines; starts nothing, and imports nothing of the host's.
 
@@ -98,6 +99,7 @@ def preflight(
         environment: The environment that the rollout will have.
         checkout: The host's checkout; `None` looks for the installed package.
         router: The address of a running router.
+        read_config: Reads the host's ``--custom-config-path``, whose entries are arguments too.
 
     Raises:
         ValueError: The host is unknown, or an option of the plug-in is wrong.
@@ -105,6 +107,9 @@ def preflight(
     if host not in FUNCTIONS:
         raise ValueError(f"the host is {host!r}, none of {', '.join(FUNCTIONS)}")
     args = arguments_of(words)
+    config = getattr(args, "custom_config_path", None)
+    if config and read_config is not None:
+        vars(args).update(read_config(Path(config)))
     options = read_options(args, environment)
     engines = None if router is None else asyncio.run(ask_engines(router.rstrip("/"), _get))
     able = capabilities_of(args, options)

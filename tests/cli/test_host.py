@@ -69,6 +69,27 @@ def test_options_of_the_plug_in_are_read_and_refused(known_host: Path, tmp_path:
     assert run(*checkout, "--set", "nothing")[0] == 2
 
 
+def test_options_in_the_hosts_yaml_are_read_and_refused(known_host: Path, tmp_path: Path) -> None:
+    config = tmp_path / "my.yaml"
+    given = ("slime", "--checkout", str(known_host), "--args", f"--custom-config-path {config}")
+    config.write_text("rollout_patch_arm: batched  # and a comment\nrollout_patch_strict: true\nother: [1, 2]\n")
+    code, output = run(*given)
+    assert (code, "go batched" in output) == (0, True)
+    for text, said in (
+        ("rollout_patch_desing: probe", "did you mean rollout_patch_design?"),
+        ("rollout_patch_share: 2", "no number between 0 and 1"),
+        ("- a list", "cannot be read"),
+        ("a: [", "cannot be read"),
+    ):
+        config.write_text(text)
+        code, output = run(*given)
+        assert (code, said in output) == (2, True)
+    config.write_text("")
+    assert run(*given)[0] == 0
+    config.unlink()
+    assert run(*given)[0] == 2
+
+
 def test_an_unknown_body_is_refused_unless_it_is_allowed(known_host: Path) -> None:
     (known_host / "slime" / "rollout.py").write_text("async def generate(args):\n    return None\n")
     checkout = ("slime", "--checkout", str(known_host))

@@ -243,6 +243,7 @@ ELSEWHERE = {
     ),
     ("needs a checkout", "tests/cli/test_host.py::test_flags_say_which_way_groups_go"): (
         "parity host check slime --args '--n-samples-per-prompt 8 …'",
+        "parity host check slime --args '--custom-config-path file.yaml …'",
     ),
     ("needs a checkout", "tools/hosts/revision_table.py::main"): (
         "python tools/hosts/revision_table.py slime=/path/to/slime miles=/path/to/miles relax=/path/to/Relax",
