@@ -13,8 +13,9 @@ from parity.evidence.metric_findings import collapse_finding, cost_findings
 from parity.evidence.multiplicity import benjamini_hochberg, holm
 from parity.evidence.over_arms import over_arms
 from parity.evidence.planning import MetricPlan, Plan, group_spreads, merged, run_spreads
-from parity.evidence.sampling.crossed import LARGEST_KL, crossed_findings
+from parity.evidence.sampling.crossed import crossed_findings
 from parity.evidence.sampling.margin import InsideMargin
+from parity.evidence.sampling.matched import Matched, match_prompts
 from parity.evidence.sampling.means import Mean
 from parity.evidence.sampling.permutation import PairMeans, distance_kernel, equality_kernel, mean_excess
 from parity.evidence.sampling.power import (
@@ -26,6 +27,7 @@ from parity.evidence.sampling.power import (
     simulate_power,
 )
 from parity.evidence.sampling.rescored import CHECK, Rescored, rescored_findings
+from parity.evidence.sampling.segments import SEGMENTS, segment_findings
 from parity.evidence.sampling.sequential import ExchangeProcess, SignFlip, adjusted_log_e, normal_sequence
 from parity.evidence.sampling.trajectory import (
     DrawnGroup,
@@ -59,7 +61,7 @@ __all__ = [
     "CHECK",
     "COMPLETE",
     "EARLY",
-    "LARGEST_KL",
+    "SEGMENTS",
     "Band",
     "BenchReport",
     "Collapse",
@@ -73,6 +75,7 @@ __all__ = [
     "GroupValues",
     "InsideMargin",
     "Margin",
+    "Matched",
     "Mean",
     "MetricPlan",
     "PairMeans",
@@ -108,6 +111,7 @@ __all__ = [
     "holm",
     "margin_from_history",
     "margins_in_run",
+    "match_prompts",
     "mean_excess",
     "merged",
     "name_of",
@@ -124,6 +128,7 @@ __all__ = [
     "runs_needed",
     "sampling_findings",
     "secondary_findings",
+    "segment_findings",
     "simulate_groups",
     "simulate_power",
     "tost_power",

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 from rich.console import Console
@@ -25,7 +26,7 @@ from parity.cli.shared import (
     new_directory,
 )
 from parity.errors import UsageError, without_secrets
-from parity.records.margins import SAMPLING, SAMPLING_MEANS, margin_option_help, parse_margins
+from parity.records.margins import SAMPLING, SAMPLING_MEANS, TOKEN_KL, margin_option_help, parse_margins
 from parity.trainer.tasks import TASKS
 
 SAMPLING_FILE = "sampling.json"
@@ -39,6 +40,7 @@ Examples:
                 --max-new-tokens 1024 --reward my_task.py:reward
   parity sample --arms arms.toml
   parity sample --workers 2 --router round_robin
+  parity sample --from rollout_data/before --from rollout_data/after
   parity sample --out parity-out/sample-1 --resume --max-groups 8192
 """
 
@@ -60,6 +62,14 @@ Examples:
     show_default=True,
     help="Where prompts and reward come from.",
 )
+@click.option(
+    "--from",
+    "recordings",
+    multiple=True,
+    type=click.Path(path_type=Path, exists=True),
+    metavar="PATH",
+    help="Compare recorded rollouts of frozen weights and ask no engine: the baseline's dump, then --from the other.",
+)
 @click.option("--prompts", type=click.Path(dir_okay=False, exists=True), help="JSON lines or Parquet with prompts.")
 @click.option("--prompt-key", help="Their field. Default: prompt, input_ids or text; chat templates are not applied.")
 @click.option(
@@ -76,7 +86,7 @@ Examples:
     "margins",
     multiple=True,
     metavar="METRIC=VALUE",
-    help=margin_option_help(SAMPLING_MEANS),
+    help=f"{margin_option_help(SAMPLING_MEANS)[:-1]}; of two engines token_kl {TOKEN_KL:g}.",
 )
 @click.option("--fixed", type=int, help="Sample exactly so many groups and use tests with p-values.")
 @click.option("--max-groups", type=int, default=4096, show_default=True, help="Groups after which watching ends.")
@@ -92,16 +102,28 @@ Examples:
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on standard output.")
 @click.option("--quiet", is_flag=True, help="Print only the verdict.")
 @click.pass_context
-def sample(context: click.Context, /, out: Path | None, resume: bool, as_json: bool, quiet: bool, **asked: Any) -> None:
+def sample(
+    context: click.Context,
+    /,
+    out: Path | None,
+    resume: bool,
+    as_json: bool,
+    quiet: bool,
+    recordings: tuple[Path, ...],
+    **asked: Any,
+) -> None:
     """Says whether arms sample alike at fixed weights.
 
     All are asked for groups of the same prompts, interleaved, and these are to be equally distributed. Stops as soon
     as the answer is clear either way: everything that decides is an e-process, which may be looked at after every
-    block. With --fixed the number of groups is set, and ordinary tests are used.
+    block. With --fixed the number of groups is set, and ordinary tests are used. With --from both arms are rollouts
+    that somebody recorded at frozen weights, whose prompts are matched.
     """
     if resume and out is None:
         raise UsageError("--resume needs --out: the directory of the samples to go on with")
     directory = out or new_directory("sample-")
+    if recordings:
+        _deliver([_of_recordings(context, recordings, asked, directory, resume)], directory, as_json, quiet)
     from parity.commands.question import check_sampling, check_sampling_inputs
 
     config = _config(context, asked, directory if resume else None)
@@ -117,6 +139,37 @@ def sample(context: click.Context, /, out: Path | None, resume: bool, as_json: b
         results = sample_arms(
             config, directory, command=command_line(), watcher=watcher, cache=cache_directory(), resume=resume
         )
+    _deliver(results, directory, as_json, quiet)
+
+
+_OF_RECORDINGS = frozenset({"margins", "reward_range", "group_size", "seed"})
+"""Options that say something of recordings; the others ask an engine."""
+
+
+def _of_recordings(
+    context: click.Context, recordings: tuple[Path, ...], asked: dict[str, Any], directory: Path, resume: bool
+) -> Any:
+    given = given_options(context, asked)
+    if len(recordings) != 2:
+        raise UsageError(f"--from is given {len(recordings)} times; give the baseline's recording and the experiment's")
+    if others := sorted(set(given) - _OF_RECORDINGS) + ["resume"] * resume:
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in others)
+        raise UsageError(f"--from compares what is recorded, and no engine is asked: leave out {names}")
+    with interruptible("sample", directory):
+        from parity.commands.sample.dumped import sample_recordings
+
+        return sample_recordings(
+            (recordings[0], recordings[1]),
+            directory,
+            command=command_line(),
+            margins={**SAMPLING_MEANS, **parse_margins(asked["margins"], SAMPLING)},
+            reward_range=asked["reward_range"],
+            group_size=given.get("group_size"),
+            seed=asked["seed"],
+        )
+
+
+def _deliver(results: Sequence[Any], directory: Path, as_json: bool, quiet: bool) -> NoReturn:
     from parity.commands.sample.reporting import report_of
     from parity.report.sampling import print_sampling
 
@@ -132,7 +185,9 @@ def _config(context: click.Context, asked: dict[str, Any], resumed: Path | None)
     from parity.commands.sample.store import read_config
     from parity.records.sampling import SamplingConfig
 
-    asked["margins"] = {**SAMPLING_MEANS, **parse_margins(asked["margins"], SAMPLING)}
+    margins = {**SAMPLING_MEANS, "token_kl": TOKEN_KL, **parse_margins(asked["margins"], [*SAMPLING, "token_kl"])}
+    asked["token_kl"] = margins.pop("token_kl")
+    asked["margins"] = margins
     arms = asked_arms(context, asked)
     if resumed is None:
         return SamplingConfig(**{**asked, **arms})

@@ -208,6 +208,30 @@ def check_paths(paths: Sequence[Path], rules: Rules, watcher: Progress = _silent
     return CheckResult(tuple(findings), reading.counts(), sources_read, tuple(reading.omissions))
 
 
+def samples_at(path: Path, group_size: int | None = None) -> Rollout:
+    """All samples of one data set.
+
+    Args:
+        path: A file, or a directory with files of one format.
+        group_size: Samples of each group, for formats that do not say which samples are one.
+
+    Raises:
+        InputError: There are no samples, several data sets, or a file that breaks off.
+        UsageError: A format needs the group size.
+    """
+    found = find_sources([path], group_size)
+    datasets = datasets_of([source for source in found.sources if source.samples])
+    if len(datasets) != 1:
+        names = ", ".join(names_of([directory for directory, _ in datasets]))
+        reasons = "".join(f"\n  {one.path}: {one.reason}" for one in found.omissions[:10])
+        raise InputError(f"{path}: " + (f"several data sets, name one: {names}" if names else f"no samples{reasons}"))
+    reading = _Reading(len(found.sources), _silent, list(found.omissions))
+    rollouts = list(_parts(datasets[0][1], reading))
+    if reading.errors:
+        raise InputError("\n".join(reading.errors.values()))
+    return Rollout.concatenate(rollouts)
+
+
 def _curve_findings(sources: Sequence[Source], reading: _Reading) -> list[Finding]:
     """The rules over curves of every run: a gap of trainer and engine fails, odd steps and values are warnings."""
     runs = []

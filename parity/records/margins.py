@@ -15,6 +15,9 @@ from typing import TypeVar
 
 from parity.errors import UsageError
 
+TOKEN_KL = 0.001
+"""Nats a token: the default margin of KL between two engines at the same weights."""
+
 M = TypeVar("M", float, "float | None")
 
 PROBE_SHARE = 0.1
@@ -77,6 +80,10 @@ METRICS: Mapping[str, Metric] = {
         Metric(
             "constant_reward", None, Unit.ABSOLUTE, 0.03, None,
             "three groups in a hundred without a gradient",
+        ),
+        Metric(
+            "token_kl", None, Unit.ABSOLUTE, None, None,
+            "between two engines at the same weights; prime-rl lets trainer and engine differ ten times that",
         ),
         Metric(
             "duplicate_pairs", "rollout/duplicate_pairs", Unit.ABSOLUTE, None, 0.03,

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from parity.records.arms import ArmsAsked, read_settings
-from parity.records.margins import SAMPLING_MEANS
+from parity.records.margins import SAMPLING_MEANS, TOKEN_KL
 
 BLOCK = 32
 """Prompts sampled at once; the evidence is evaluated after each block."""
@@ -30,6 +30,7 @@ class SamplingConfig(ArmsAsked):
         top_p: Nucleus of sampling; 1 keeps everything.
         top_k: Tokens kept in sampling; -1 keeps all.
         margins: The largest difference that does not matter, by metric.
+        token_kl: The largest KL between two engines that does not matter, in nats a token.
         fixed: Groups of a design whose size is set beforehand; None for evidence that is watched.
         max_groups: Groups after which watching ends; rounded up to whole blocks.
         seed: Of the prompts' order, of which arm goes first, and of the tests.
@@ -47,6 +48,7 @@ class SamplingConfig(ArmsAsked):
     top_p: float = 1.0
     top_k: int = -1
     margins: Mapping[str, float] = field(default_factory=lambda: dict(SAMPLING_MEANS))
+    token_kl: float = TOKEN_KL
     fixed: int | None = None
     max_groups: int = 4096
     seed: int = 0

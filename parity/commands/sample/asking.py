@@ -150,8 +150,9 @@ class Asker:
             if not (isinstance(pair[0], Rescored) and isinstance(pair[1], Rescored)):
                 findings[arm] = [_not_compared(next(one for one in pair if isinstance(one, Message)))]
                 continue
-            findings[arm] = rescored_findings(pair[0], pair[1])
-            if config.deployment(first) == config.deployment(arm):
+            one_engine = config.deployment(first) == config.deployment(arm)
+            findings[arm] = rescored_findings(pair[0], pair[1], one_engine)
+            if one_engine:
                 continue
             crossed = (
                 await self._scored(first, arm, rollouts[first]),
@@ -163,6 +164,7 @@ class Asker:
                     (crossed[0], crossed[1]),
                     reward_margin=config.margins.get("reward", SAMPLING["reward"]),
                     reward_range=config.reward_range,
+                    largest_kl=config.token_kl,
                     arms=(first, arm),
                 )
             else:

@@ -20,7 +20,14 @@ import pyarrow.compute as pc
 from parity.commands.check import reward_function
 from parity.commands.question import check_sampling
 from parity.commands.sample.asking import RESCORED_GROUPS, Asker
-from parity.commands.sample.judging import Recorded, contract_findings, decided_in_all, fixed_findings, weights_finding
+from parity.commands.sample.judging import (
+    Recorded,
+    contract_findings,
+    decided,
+    decided_in_all,
+    fixed_findings,
+    weights_finding,
+)
 from parity.commands.sample.prompts import Prompt, read_prompts
 from parity.commands.sample.store import SamplingStore
 from parity.contract_checks import Rules
@@ -38,7 +45,7 @@ from parity.records.samples import Rollout, Sample
 from parity.records.sampling import BLOCK, SamplingConfig
 from parity.records.store import exclusive, read_json
 from parity.report.sampling import SamplingResult
-from parity.stats import Evidence, over_arms
+from parity.stats import SEGMENTS, Evidence, over_arms, segment_findings
 from parity.trainer.arm_path import ArmPath
 from parity.trainer.group_sender import GroupSender
 from parity.trainer.policy import load_tokenizer
@@ -159,6 +166,7 @@ async def _sample(
             *weights,
             *(evidence.findings() if evidence is not None else fixed_findings(pair, recorded.rollouts)),
             *rescored.get(arm, []),
+            *(segment_findings(*recorded.rollouts, config.margins) if len(recorded.rollouts[0]) else ()),
         ]
     return [
         _result(config.against(arm), of_arm, rollouts, exchanges, sampled.stopped)
@@ -178,7 +186,10 @@ def _result(
         "groups": len(rollouts[pair.baseline]) // pair.group_size,
         "exchanges": sum(len(exchanges[arm]) for arm in pair.arms),
     }
-    return SamplingResult(pair, tuple(findings), judge(findings), counts, stopped)
+    segments = [finding for finding in findings if finding.check == SEGMENTS and finding.fails]
+    return SamplingResult(
+        pair, tuple(findings), judge(findings), counts, (decided(segments) if segments else None) or stopped
+    )
 
 
 async def _weights(clients: Mapping[Deployment, EngineClient]) -> list[Finding]:

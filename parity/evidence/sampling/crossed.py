@@ -19,11 +19,9 @@ from parity.evidence.metric_findings import metric_finding
 from parity.evidence.sampling.rescored import Rescored
 from parity.evidence.values import ALPHA, Floats, Interval
 from parity.findings import Finding, Level, Message, Status, quantity
+from parity.records.margins import TOKEN_KL
 
 CHECK = "sampling_mismatch"
-
-LARGEST_KL = 0.001
-"""Nats a token: the default margin of KL of two engines; prime-rl lets trainer and engine differ by ten times that."""
 
 _ROUNDING = 1e-9
 """Nats a token below which KL is rounding of sums."""
@@ -37,7 +35,7 @@ def crossed_findings(
     *,
     reward_margin: float,
     reward_range: Interval = (0.0, 1.0),
-    largest_kl: float = LARGEST_KL,
+    largest_kl: float = TOKEN_KL,
     arms: tuple[str, str] = ("baseline", "experiment"),
 ) -> list[Finding]:
     """How far apart two engines are at the same weights, by the responses of each scored by the other.

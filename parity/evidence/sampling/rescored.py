@@ -68,16 +68,17 @@ def _joined(groups: Sequence[Floats]) -> Floats:
     return np.concatenate([np.zeros(0), *groups])
 
 
-def rescored_findings(baseline: Rescored, experiment: Rescored) -> list[Finding]:
+def rescored_findings(baseline: Rescored, experiment: Rescored, one_engine: bool = True) -> list[Finding]:
     """Do recorded log-probs belong to their tokens, as well in the experiment as in the baseline?
 
     One finding an arm: the mean signed difference is below 0.03 nat and the correlation above 0.99. One of both: the
     ratio of the arms' mean absolute differences, by prompt group, lies in 0.8 to 1.25; it fails only if its 95 %
     interval is outside that. Groups are scored again once, so that a ratio which they leave open is not compared, and
-    the arms' own findings decide.
+    the arms' own findings decide. Two engines may round otherwise, so that they have no such ratio:
+    `crossed_findings` compares them.
     """
     arms = [_arm_finding(arm, rescored) for arm, rescored in (("baseline", baseline), ("experiment", experiment))]
-    return [*arms, _ratio_finding(baseline.by_group, experiment.by_group)]
+    return [*arms, _ratio_finding(baseline.by_group, experiment.by_group)] if one_engine else arms
 
 
 def _arm_finding(arm: str, rescored: Rescored) -> Finding:

@@ -45,6 +45,12 @@ def test_log_probs_of_other_tokens_or_weights_fail(experiment: Rescored, expecte
     assert statuses(scored(0.02, groups=len(experiment.recorded)), experiment) == expected
 
 
+def test_an_exact_arm_beside_one_that_is_not_fails_unless_another_engine_answers() -> None:
+    exact, rounded = scored(0.0), scored(0.01, 1)
+    assert statuses(exact, rounded) == [Status.PASS, Status.PASS, Status.FAIL]
+    assert [one.status for one in rescored_findings(exact, rounded, one_engine=False)] == [Status.PASS] * 2
+
+
 def test_nan_fails_and_nothing_is_not_compared() -> None:
     broken = scored(0.02)
     broken.recorded[3][5] = np.nan
