@@ -83,7 +83,7 @@ METRICS: Mapping[str, Metric] = {
         ),
         Metric(
             "token_kl", None, Unit.ABSOLUTE, None, None,
-            "between two engines at the same weights; prime-rl lets trainer and engine differ ten times that",
+            "0.001 where two engines answer; prime-rl lets trainer and engine differ ten times that",
         ),
         Metric(
             "duplicate_pairs", "rollout/duplicate_pairs", Unit.ABSOLUTE, None, 0.03,
