@@ -9,6 +9,7 @@ from typing import Any
 
 import orjson
 
+from parity.errors import without_secrets
 from parity.report import text
 from parity.report.document import Report
 
@@ -66,11 +67,11 @@ def document(report: Report) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """The same value with every number that JSON lacks as text, keys as text, and ``?`` for what is no character."""
+    """A value without secrets; keys and numbers that JSON lacks are text, and what is no character is ``?``."""
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, str):
-        return value.encode(errors="replace").decode()
+        return without_secrets(value).encode(errors="replace").decode()
     if isinstance(value, Mapping):
         return {plain(str(key)): plain(item) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, bytes):

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
+from parity.errors import without_secrets
 from parity.findings import Finding, Level, Status
 from parity.report.words import shortened
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 LONGEST = 10_000
 """Characters of a text; a longer one ends in an ellipsis, and report.json has it whole."""
 
-_NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_NOT_XML = re.compile("[^\t\n\x20-\x7e\xa0-\u2027\u202f-\u2065\u206a-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def render(report: Report) -> bytes:
@@ -89,5 +90,5 @@ def _count(element: ElementTree.Element) -> None:
 
 
 def _xml(value: str) -> str:
-    """Text without the characters that XML 1.0 cannot hold (section 2.2), each shown as U+FFFD."""
-    return _NOT_XML.sub("\ufffd", shortened(value, LONGEST))
+    """Text without secrets; what XML 1.0 cannot hold (section 2.2) and what steers a screen is shown as U+FFFD."""
+    return _NOT_XML.sub("\ufffd", shortened(without_secrets(value), LONGEST))

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import orjson
 
+from parity.errors import without_secrets
 from parity.findings import Finding, Level, Status, quantity
 from parity.report import text
 from parity.report.data import plain
@@ -14,7 +15,7 @@ from parity.report.document import Report
 from parity.report.plots import Picture
 from parity.report.runs import Mark
 from parity.report.sentences import in_language
-from parity.report.words import Language, Say, one_line, speaker
+from parity.report.words import CONTROL, Language, Say, one_line, speaker
 
 LIMIT = 64_000
 """Bytes; GitHub cuts a comment off at 65,536 characters."""
@@ -97,7 +98,7 @@ def escape(value: object, longest: int = _CELL) -> str:
 
 def fenced(content: str, language: str = "") -> str:
     """Text as a code block whose fence no run of backticks in the text can close."""
-    content = content.encode(errors="replace").decode()
+    content = "\n".join(CONTROL.sub(" ", line) for line in without_secrets(content).split("\n"))
     content = content if len(content) <= _LONG else f"{content[:_LONG]}\n… (whole in report.json)"
     fence = "`" * max(3, 1 + max((len(run) for run in re.findall(r"`+", content)), default=0))
     return f"{fence}{language}\n{content}\n{fence}"

@@ -9,6 +9,7 @@ from functools import cache
 from importlib import resources
 from typing import Literal, get_args
 
+from parity.errors import without_secrets
 from parity.findings import Level, Message, Status
 
 Language = Literal["en", "zh"]
@@ -74,8 +75,8 @@ UNITS = (
 
 
 def one_line(value: object, longest: int = 1_000) -> str:
-    """Text as one line that steers no terminal and turns no direction, cut with an ellipsis where it is too long."""
-    return shortened(CONTROL.sub(" ", str(value)), longest)
+    """Text as one line that holds no secret and steers no terminal, cut with an ellipsis where it is too long."""
+    return shortened(CONTROL.sub(" ", without_secrets(str(value))), longest)
 
 
 def shortened(text: str, longest: int) -> str:
