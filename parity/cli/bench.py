@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 from parity.cli.parsing import Command
-from parity.cli.shared import command_line, given_options, new_directory
+from parity.cli.shared import command_line, given_options, new_directory, new_results
 from parity.errors import EngineError, UsageError, shown
 
 if TYPE_CHECKING:
@@ -128,7 +128,10 @@ def bench(
     if url and "://" not in url:
         raise UsageError(f"{url!r} is no URL: expected http://HOST:PORT")
     config = _config(context, preset, url or engine or "embedded", asked)
-    config.validate()
+    from parity.commands.question import check_bench, check_live_engine
+
+    check_bench(config)
+    check_live_engine(config.engine)
     from parity.commands.bench import open_sources, run_bench, whole_repeats
     from parity.records.bench_files import read_bench
     from parity.report.bench import document, print_bench, ratio_lines, write_bench
@@ -145,10 +148,11 @@ def bench(
         )
     sources = open_sources(counts)
     directory = out or new_directory("bench-")
-    directory.mkdir(parents=True, exist_ok=True)  # what cannot be written is told before it is measured
     command = command_line()
     finished: list[Measurement] = []
-    with tempfile.TemporaryDirectory() as scratch, _progress(console, quiet) as (step, starting):
+    # What cannot be written is told before it is measured.
+    with new_results(directory), tempfile.TemporaryDirectory() as scratch, _progress(console, quiet) as shows:
+        step, starting = shows
 
         def tell(now: Step) -> None:
             step(now)

@@ -140,13 +140,14 @@ def run(
     if resume and out is None:
         raise UsageError("--resume needs --out: the directory of the experiment to go on with")
     directory = out or new_directory()
-    from parity.commands.question import check_experiment
+    from parity.commands.question import check_experiment, check_live_engine
     from parity.records.store import EXPERIMENT_FILE
 
     if not resume and (directory / EXPERIMENT_FILE).exists():
         raise UsageError(f"{directory} already holds an experiment: continue it with --resume, or choose another --out")
     config = _run_config(context, asked, directory if resume else None)
     check_experiment(config)
+    check_live_engine(config.engine)
     console = Console(stderr=as_json, highlight=False)
     with interruptible("run", directory), progress(console, quiet, "loading", keep=True) as shows:
         shows.note(f"experiment: {directory}")

@@ -235,7 +235,7 @@ def interruptible(command: str, directory: Path) -> Iterator[None]:
     Where nothing was done yet, it says so, and leaves no directory but one that holds an engine's logs.
     """
     again = f"go on with: parity {command} --out {shlex.quote(str(directory))} --resume"
-    missing = [path for path in (directory, *directory.parents) if not path.exists()]
+    missing = _missing(directory)
     try:
         yield
     except KeyboardInterrupt:
@@ -255,6 +255,28 @@ def interruptible(command: str, directory: Path) -> Iterator[None]:
         raise ParityError(describe_error(error), f"what was done is kept; {again}") from error
 
 
+@contextmanager
+def new_results(directory: Path) -> Iterator[None]:
+    """Makes a directory for results; whatever ends without one leaves none behind."""
+    missing = _missing(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    finally:
+        _remove_empty(missing)
+
+
+def _missing(directory: Path) -> list[Path]:
+    """A directory and those above it that are not there yet, the deepest first."""
+    return [path for path in (directory, *directory.parents) if not path.exists()]
+
+
+def _remove_empty(directories: Iterable[Path]) -> None:
+    for path in directories:
+        if path.is_dir() and not any(path.iterdir()):
+            path.rmdir()
+
+
 _NO_RESULTS = (".lock", "experiment.json", "sampling.json")
 """Files that a command writes before it has a result."""
 
@@ -265,12 +287,7 @@ def _kept(directory: Path, missing: Sequence[Path]) -> bool:
         return directory.exists()
     for name in _NO_RESULTS:
         (directory / name).unlink(missing_ok=True)
-    for path in sorted(directory.rglob("*"), reverse=True):
-        if path.is_dir() and not any(path.iterdir()):
-            path.rmdir()
-    for path in missing:
-        if path.is_dir() and not any(path.iterdir()):
-            path.rmdir()
+    _remove_empty([*sorted(directory.rglob("*"), reverse=True), *missing])
     return False
 
 

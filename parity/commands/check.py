@@ -18,6 +18,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from parity.commands.question import check_live_engine
 from parity.contract_checks import (
     CHECKS,
     GAP_CHECKS,
@@ -110,7 +111,7 @@ def check_sources(
         InputError: As `check_paths`.
         UsageError: As `check_paths`; or a URL stands beside other sources or lacks its http://, or options do not fit
             the source.
-        EngineError: The engine at the URL does not answer.
+        EngineError: What answers at the URL is no engine, or nothing answers.
     """
     if any(source.startswith(("http://", "https://")) for source in sources):
         numbers = (group_size, max_new_tokens, context_length, vocab_size, temperature, reward, advantage)
@@ -119,6 +120,7 @@ def check_sources(
             raise UsageError("a URL is checked alone, and without options about recorded rollouts")
         from parity.conformance import check_engine
 
+        check_live_engine(sources[0])
         findings = check_engine(sources[0], destructive=destructive, control=control, progress=watcher)
         return CheckResult(tuple(findings), {"checks": len({finding.check for finding in findings})}, (), ())
     for source in sources:

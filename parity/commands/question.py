@@ -113,7 +113,9 @@ def check_sampling_inputs(config: SamplingConfig) -> None:
     Raises:
         UsageError: There is no such reward function.
         InputError: The prompts cannot be read.
+        EngineError: At the engine's URL is no engine.
     """
+    check_live_engine(config.engine)
     if config.reward is not None:
         from parity.commands.check import reward_function
 
@@ -122,6 +124,21 @@ def check_sampling_inputs(config: SamplingConfig) -> None:
         from parity.commands.sample.prompts import read_prompts
 
         read_prompts(Path(config.prompts), config.prompt_key)
+
+
+def check_live_engine(engine: str) -> None:
+    """Looks at an engine that somebody else runs; one that is started here is not there yet.
+
+    Raises:
+        UsageError: It is no URL of a server.
+        EngineError: Nothing answers there, or something else than an engine.
+    """
+    if "://" in engine:
+        from parity.engines.look import check_engine
+        from parity.engines.remote import remote_engine
+
+        remote_engine(engine, control=False)
+        check_engine(engine)
 
 
 def check_bench(config: BenchConfig) -> None:

@@ -45,7 +45,7 @@ def print_sampling(result: SamplingResult, report: Report, console: Console) -> 
     """Prints the metrics, what else was tested, what the contract says, and the verdict with its scope."""
     table = Table(
         Column("metric", width=12),
-        *("baseline", "experiment", "difference"),
+        *(Column(name, min_width=len(name)) for name in ("baseline", "experiment", "difference")),
         Column("equal within", width=8),
         *("margin", Column("finding", no_wrap=True)),
         box=box.SIMPLE_HEAD,

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from parity.findings import Finding, Level, Status, Verdict, quantity
 from parity.report.document import ADVANTAGE, ROUNDING, CostRow, Report, Row, Rung
 from parity.report.runs import RunOutcome
-from parity.report.scope import FIXED_WEIGHTS, Scope
+from parity.report.scope import FIXED_WEIGHTS, SAMPLED, Scope
 from parity.report.words import Say, english
 
 NOT_COMPARED = "not compared"
@@ -290,6 +290,8 @@ def basis(report: Report, say: Say = english) -> str:
     """Which runs the values of the first table come from."""
     if not report.compared_design:
         return say("No design has a run of each arm with metrics, so that the table has no values.")
+    if report.compared_design == SAMPLED:
+        return say("Values are means over all samples of an arm, at fixed weights; output count is their number.")
     of_arm = [say("{count} {arm}", count=len(names), arm=arm) for arm, names in report.compared_runs.items()]
     return say(
         "Values are means over runs ({design}: {runs}), one number a run: the mean over the later "
