@@ -61,7 +61,7 @@ async def _what_is_wrong(url: str) -> str:
             except aiohttp.ClientSSLError as error:
                 return f"no TLS connection ({shown(str(error))}); is it http:// instead of https://?"
             except aiohttp.ClientConnectorError as error:
-                reason = os.strerror(error.errno).lower() if (error.errno or 0) > 0 else shown(str(error.os_error))
+                reason = os.strerror(number).lower() if (number := error.errno or 0) > 0 else shown(str(error.os_error))
                 return f"nothing answers there ({reason}); start the engine, or give the address that its log names"
             except (aiohttp.ClientError, OSError, ValueError, asyncio.TimeoutError):
                 return ""
