@@ -94,9 +94,8 @@ def _name(answers: list[_Answer]) -> str:
         serves = f" that serves {shown(', '.join(names[:_SHOWN_MODELS]))}" if names else ""
         return f"an OpenAI-compatible API{serves}, without the endpoints that return token ids; {needed}"
     if any(answer.kind == "text/html" for answer in answers):
-        titles = [
-            found[1].strip() for answer in answers if (found := _TITLE.search(answer.body.decode(errors="replace")))
-        ]
+        pages = (_TITLE.search(answer.body.decode(errors="replace")) for answer in answers if answer.status == 200)
+        titles = [found[1].strip() for found in pages if found]
         title = f" ({shown(unescape(titles[0]))!r})" if titles else ""
         return f"a web server{title}, no engine; {needed}"
     return f"a server that has none of {', '.join((*INFO, MODELS))}, so no engine; {needed}"
