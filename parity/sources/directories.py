@@ -113,6 +113,10 @@ _RECORDS = (EXPERIMENT_FILE, "sampling.json", "run.json", "events.jsonl")
 """Files of an experiment besides its samples, exchanges and curves."""
 
 
+_GROUPS_OF_THE_PATCH = "rollout.groups.jsonl"
+"""What the recorder of `rollout_patch` writes beside samples and exchanges."""
+
+
 def _is_of_experiment(file: Path) -> bool:
     """Whether a file lies in an experiment, or in one of its runs."""
     directories = (file.parent, file.parent.parent.parent)
@@ -126,6 +130,8 @@ def _reason_to_leave(file: Path, directory: Path, finished_steps: Callable[[Path
         return "an evaluation; name the file itself to check it"
     if file.name in _RECORDS and _is_of_experiment(file):
         return "a record of parity itself, which `parity report` reads"
+    if file.name == _GROUPS_OF_THE_PATCH:
+        return "which way each group went, as the patch records it; what came of it is checked"
     if file.parent.name == "report" and (file.parent / "report.json").exists():
         return "a report of parity itself"
     run = file.parent.parent

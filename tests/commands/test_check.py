@@ -328,6 +328,17 @@ def test_odd_values_of_a_foreign_log_are_warnings(tmp_path: Path) -> None:
     assert failed == {"curve_finite_values", "curve_regular_steps"}
 
 
+def test_what_the_patch_notes_of_its_groups_is_left_out_by_name(valid_samples: Build, tmp_path: Path) -> None:
+    write_lines(tmp_path / "0.jsonl", [relax_row(one, 0) for one in valid_samples(steps=1, groups=2, n=N)])
+    write_lines(
+        tmp_path / "rollout.groups.jsonl", [{"rollout_id": 0, "group_index": 0, "arm": "native", "requests": 1}]
+    )
+    result = check_paths([tmp_path], Rules(group_size=N))
+    ((path, reason, damaged),) = [(one.path.name, one.reason, one.damaged) for one in result.omissions]
+    assert (path, damaged) == ("rollout.groups.jsonl", False)
+    assert "as the patch records it" in reason
+
+
 def test_files_of_a_directory_are_read_in_the_order_of_their_numbers(valid_samples: Build, tmp_path: Path) -> None:
     samples = valid_samples(steps=12, groups=1, n=N)
     for step in range(12):

@@ -1,9 +1,10 @@
 """Runs the plug-in's tests over the history of a host, and prints which revisions it works with.
 
-    python tools/hosts/revision_table.py slime=REPOSITORY miles=REPOSITORY relax=REPOSITORY [--newest 6] [--tests WORDS]
+    python tools/hosts/revision_table.py slime=REPOSITORY miles=REPOSITORY relax=REPOSITORY [--newest N] [--tests WORDS]
 
 Revisions with the same bodies of the functions that the plug-in holds on to are one row; the newest of them is run, out
-of a checkout of its own in a temporary folder, with unknown bodies allowed. What lies further back is not tried.
+of a checkout of its own in a temporary folder, with unknown bodies allowed. By default they are refused, which needs no
+run; so what lies further back is one row. What a host's code needs is found by PYTHONPATH, too.
 """
 
 from __future__ import annotations
@@ -26,14 +27,12 @@ WORDS = "one_native_body or field_by_field or training_tensors_are_equal or come
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def rows_of(host: str, repository: str, newest: int) -> list[tuple[list[str], dict[str, str]]]:
+def rows_of(host: str, repository: str) -> list[tuple[list[str], dict[str, str]]]:
     """Revisions of equal bodies, the newest first: the revisions, and the bodies by function."""
     files = [f"{module.replace('.', '/')}.py" for module in FUNCTIONS[host]]
     rows: dict[tuple[tuple[str, str], ...], list[str]] = {}
     for revision in git(repository, "log", "--format=%H", "HEAD", "--", *files).split():
         key = tuple(sorted(bodies(host, repository, revision)))
-        if key not in rows and len(rows) == newest:
-            break
         rows.setdefault(key, []).append(revision)
     return [(revisions, dict(key)) for key, revisions in rows.items()]
 
@@ -48,7 +47,7 @@ def outcome(host: str, repository: str, revision: str, words: str) -> str:
             **os.environ,
             f"{host.upper()}_CHECKOUT": str(checkout),
             "ROLLOUT_PATCH_ALLOW_UNKNOWN_HOST": "1",
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")])),
         }
         tests = [str(ROOT / "tests" / "hosts" / TESTS[host]), "-k", words]
         command = [sys.executable, "-m", "pytest", "-q", "--tb=line", "--timeout=90", *tests]
@@ -69,22 +68,31 @@ def outcome(host: str, repository: str, revision: str, words: str) -> str:
     return f"{'works' if 'failed' not in counts and 'error' not in counts else 'differs'}: {counts}"
 
 
+def span(host: str, repository: str, first: str, last: str) -> str:
+    """Revisions between two, for people."""
+    named = label(host, repository, last)
+    return named if first == last else f"{named} back to {label(host, repository, first).partition(' ')[2]}"
+
+
 def main() -> None:
     """Prints one table, a row as it is done."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("hosts", nargs="+", metavar="HOST=REPOSITORY")
-    parser.add_argument("--newest", type=int, default=6, help="rows a host")
+    parser.add_argument("--newest", type=int, default=12, help="rows a host that are run")
     parser.add_argument("--tests", default=WORDS, help="which tests, as pytest's -k takes it")
     options = parser.parse_args()
     print("| revisions | bodies | result |\n|---|---|---|")
     for one in options.hosts:
         host, _, repository = one.partition("=")
-        for revisions, found in rows_of(host, repository, options.newest):
-            first, last = label(host, repository, revisions[-1]), label(host, repository, revisions[0])
-            span = last if len(revisions) == 1 else f"{last} back to {first.partition(' ')[2]}"
+        rows = rows_of(host, repository)
+        for revisions, found in rows[: options.newest]:
             unknown = sum(digest not in BODIES[host].get(name, {}) for name, digest in found.items())
-            known = "known" if not unknown else f"{unknown} of {len(found)} unknown"
-            print(f"| {span} | {known} | {outcome(host, repository, revisions[0], options.tests)} |", flush=True)
+            known = f"{unknown} of {len(found)} unknown: refused; allowed" if unknown else "known"
+            named = span(host, repository, revisions[-1], revisions[0])
+            print(f"| {named} | {known} | {outcome(host, repository, revisions[0], options.tests)} |", flush=True)
+        if older := rows[options.newest :]:
+            named = span(host, repository, older[-1][0][-1], older[0][0][0])
+            print(f"| {named}, in {len(older)} forms | unknown: refused; allowed | not tried |", flush=True)
 
 
 if __name__ == "__main__":
