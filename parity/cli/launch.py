@@ -14,12 +14,14 @@ import click
 from rich import box
 from rich.console import Console
 from rich.live import Live
-from rich.table import Table
+from rich.table import Column, Table
 
 from parity.cli.ending import exit_of_signal
 from parity.cli.parsing import Command
-from parity.cli.shared import EXIT_HELP, deliver
+from parity.cli.shared import EXIT_CODES, EXIT_HELP, deliver
 from parity.errors import UsageError
+from parity.findings import Verdict
+from parity.records.metric_names import REWARD
 
 if TYPE_CHECKING:
     from parity.launch import Launched, LaunchFile, RunPlan
@@ -109,29 +111,40 @@ def _print_plan(launch: LaunchFile, plans: Sequence[RunPlan], console: Console) 
 
 def _driven(launch: LaunchFile, directory: Path, file: Path, console: Console, quiet: bool) -> list[Launched]:
     """Drives the runs to their end; Ctrl-C leaves the jobs and says how to go on."""
-    from parity.commands.launch import DrawnEvidence, decided
+    from parity.commands.launch import AlarmExit, DrawnEvidence, decided, raise_alarms
     from parity.launch import Watcher, drive, open_backend
 
+    def note(text: str) -> None:
+        if not quiet:
+            click.echo(text, err=True)
+
     backend = open_backend(launch.place)
+    enough = partial(decided, DrawnEvidence(launch)) if launch.mixed else lambda runs: ""
     try:
-        with _shown(console, quiet) as table:
-            watcher = Watcher(table, lambda text: None if quiet else click.echo(text, err=True))
-            enough = partial(decided, DrawnEvidence(launch)) if launch.mixed else lambda runs: ""
-            return drive(launch, directory, backend, watcher, enough=enough)
-    except KeyboardInterrupt:
+        with _shown(launch, console, quiet) as table:
+
+            def look(runs: Sequence[Launched]) -> None:
+                table(runs)
+                raise_alarms(launch, runs, note)
+
+            return drive(launch, directory, backend, Watcher(look, note), enough=enough)
+    except (KeyboardInterrupt, AlarmExit) as error:
         again = shlex.join(["parity", "launch", str(file), "--out", str(directory)])
         click.echo(f"\nthe jobs go on; follow them with: {again}\nend them with: {again} --stop", err=True)
+        if isinstance(error, AlarmExit):
+            click.echo(f"ended by the alarm {error}", err=True)
+            sys.exit(EXIT_CODES[Verdict.INCONCLUSIVE])
         sys.exit(exit_of_signal())
 
 
 @contextmanager
-def _shown(console: Console, quiet: bool) -> Iterator[Callable[[Sequence[Launched]], None]]:
+def _shown(launch: LaunchFile, console: Console, quiet: bool) -> Iterator[Callable[[Sequence[Launched]], None]]:
     """A table that stays in place on a terminal, else a line for each run that moved."""
     if quiet:
         yield lambda runs: None
     elif console.is_terminal:
         with Live(console=console) as live:
-            yield lambda runs: live.update(status_table(runs))
+            yield lambda runs: live.update(status_table(launch, runs))
     else:
         last: dict[str, tuple[str, int | None]] = {}
 
@@ -148,12 +161,26 @@ def _step(run: Launched) -> str:
     return "no step yet" if run.step is None else f"step {run.step}"
 
 
-def status_table(runs: Sequence[Launched]) -> Table:
-    """A row a run: its state, its last step, and what happened to it."""
-    table = Table("run", "state", "step", "attempt", "what happened", box=box.SIMPLE_HEAD, pad_edge=False)
+def status_table(launch: LaunchFile, runs: Sequence[Launched]) -> Table:
+    """A row a run: its state, its last step and reward, its speed, the time left, and what happened to it."""
+    columns = ("run", "state", "step", "reward", "steps/h", "hours left", "attempt")
+    whole = (Column(name, no_wrap=True) for name in columns)
+    table = Table(*whole, "what happened", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     styles = {"completed": "green", "failed": "red", "stopped": "yellow", "waiting": "dim"}
     for run in runs:
-        cells = (run.plan.name, run.status, _step(run), str(run.attempt or ""), run.message)
+        reward = run.curves[REWARD].values[-1] if REWARD in run.curves else None
+        speed, left = run.steps_per_hour, launch.steps - 1 - (-1 if run.step is None else run.step)
+        shows_left = speed and launch.steps and run.status == "running"
+        cells = (
+            run.plan.name,
+            run.status,
+            "" if run.step is None else str(run.step),
+            "" if reward is None else f"{reward:.3g}",
+            f"{speed:,.0f}" if speed and speed >= 10 else f"{speed:.2g}" if speed else "",
+            f"{left / speed:.2g}" if shows_left and speed else "",
+            str(run.attempt or ""),
+            run.message,
+        )
         table.add_row(*cells, style=styles.get(run.status, ""))
     return table
 
@@ -166,7 +193,7 @@ def _conclude(
     from parity.report.comparison import print_comparison
 
     if not quiet:
-        console.print(status_table(runs))
+        console.print(status_table(launch, runs))
     codes = []
     baseline, *others = launch.arms
     for arm in others:

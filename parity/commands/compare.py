@@ -141,7 +141,7 @@ def run_findings(
     curves_of_arms = [[_curves(run) for run in runs] for runs in (baseline, experiment, history)]
     findings = [
         *_source_findings([*baseline, *experiment, *history]),
-        *_margin_findings([*curves_of_arms[0], *curves_of_arms[1]], asked.margins),
+        *_margin_findings([*curves_of_arms[0], *curves_of_arms[1]], asked),
         *_reward_findings([*curves_of_arms[0], *curves_of_arms[1]]),
         *_endings(baseline, experiment, asked.ended),
         *run_cost_findings(*curves_of_arms[:2]),
@@ -210,13 +210,14 @@ def _check_margins(runs: Sequence[RecordedRun], margins: Mapping[str, float | No
         raise UsageError(f"--margin {unknown[0]}: no run has this metric; the nearest names are {', '.join(alike)}")
 
 
-def _margin_findings(runs: Sequence[RunCurves], margins: Mapping[str, float | None]) -> list[Finding]:
+def _margin_findings(runs: Sequence[RunCurves], asked: Question) -> list[Finding]:
     """Warnings of margins that nobody stated, and of stated ones that no difference of these runs could reach."""
     found = []
+    margins = asked.margins
     unstated = [
         Message("{metric} ±{margin:g}", metric=curve, margin=margin)
         for curve, margin in RUN_CURVES.items()
-        if margins.get(curve) == margin
+        if margins.get(curve) == margin and curve not in asked.stated
     ]
     if unstated:
         message = Message(

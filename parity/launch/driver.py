@@ -6,9 +6,11 @@ All state is on disk: a driver that was killed, or left with Ctrl-C, goes on wit
 from __future__ import annotations
 
 import shlex
+import stat
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 
 import msgspec
@@ -17,6 +19,7 @@ from parity.errors import EngineUnavailable, InputError, UsageError
 from parity.launch import snapshot
 from parity.launch.file import LaunchFile, RunPlan, plan_runs
 from parity.launch.jobs import Backend, JobState
+from parity.metrics import RunCurves
 from parity.records.provenance import commit
 from parity.records.store import RunStore, create_experiment, exclusive, read_experiment, run_store
 from parity.sources.registry import read_runs
@@ -37,7 +40,9 @@ class Launched:
         job: The job's id, empty before the first start.
         step: The last step that its curves have; `None` while they have none.
         moved_at: When the job started or the last step came, in seconds since the epoch.
+        started_at: When the job started, and `started_from` the step that its curves had then.
         message: Why it ended as it did.
+        curves: What its curves are so far.
     """
 
     plan: RunPlan
@@ -46,7 +51,21 @@ class Launched:
     job: str = ""
     step: int | None = None
     moved_at: float = 0.0
+    started_at: float = 0.0
+    started_from: int | None = None
     message: str = ""
+    curves: RunCurves = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def steps_per_hour(self) -> float | None:
+        """How fast the job makes steps; `None` before its first one."""
+        made = _made(self.step) - _made(self.started_from)
+        seconds = self.moved_at - self.started_at
+        return 3600 * made / seconds if made > 0 and seconds > 0 else None
+
+
+def _made(step: int | None) -> int:
+    return 0 if step is None else step + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +87,8 @@ def launched_runs(launch: LaunchFile, out: Path) -> list[Launched]:
 
 def _read(plan: RunPlan, store: RunStore) -> Launched:
     outcome = store.outcome()
-    launched = Launched(plan, step=last_step(plan.curves))
+    curves = curves_so_far(plan.curves)
+    launched = Launched(plan, step=last_step(curves), curves=curves)
     if not outcome:
         return launched
     return replace(
@@ -77,18 +97,39 @@ def _read(plan: RunPlan, store: RunStore) -> Launched:
         attempt=int(outcome.get("attempt", 0)),
         job=str(outcome.get("job", "")),
         moved_at=float(outcome.get("moved_at", 0.0)),
+        started_at=float(outcome.get("started_at", 0.0)),
+        started_from=outcome.get("started_from"),
         message=str(outcome.get("message", "")),
     )
 
 
-def last_step(curves: str) -> int | None:
-    """The last step that a run's curves have; `None` where there are none yet, or none that can be read yet."""
+def curves_so_far(source: str) -> RunCurves:
+    """What a run's curves are so far; none where there are none yet, or none that can be read yet."""
     try:
-        runs = read_runs(curves)
+        state = Path(source).stat()
+    except OSError:
+        state = None
+    if state is None or not stat.S_ISREG(state.st_mode):
+        return _read_curves(source)
+    return _read_again(source, state.st_size, state.st_mtime_ns)
+
+
+def _read_curves(source: str) -> RunCurves:
+    try:
+        return {name: curve for run in read_runs(source) for name, curve in run.curves.items()}
     except (InputError, UsageError):
-        return None
-    steps = [int(curve.steps[-1]) for run in runs for curve in run.curves.values() if len(curve.steps)]
-    return max(steps, default=None)
+        return {}
+
+
+@lru_cache(maxsize=256)
+def _read_again(source: str, size: int, changed: int) -> RunCurves:
+    """A file is read anew only once it has changed: there may be many runs, and looks are frequent."""
+    return _read_curves(source)
+
+
+def last_step(curves: RunCurves) -> int | None:
+    """The last step that curves have; `None` for none."""
+    return max((int(curve.steps[-1]) for curve in curves.values() if len(curve.steps)), default=None)
 
 
 def drive(
@@ -196,7 +237,8 @@ def _start(launch: LaunchFile, run: Launched, backend: Backend, watcher: Watcher
         command=command,
     )
     watcher.note(f"{run.plan.name}: attempt {attempt} started as job {job.partition(':')[0]}")
-    return _write(replace(run, status="running", attempt=attempt, job=job, moved_at=began, message=""))
+    started = replace(run, status="running", attempt=attempt, job=job, message="")
+    return _write(replace(started, moved_at=began, started_at=began, started_from=run.step))
 
 
 def _with_snapshot(launch: LaunchFile, plan: RunPlan, command: str, attempt: int) -> str:
@@ -218,6 +260,8 @@ def _write(run: Launched) -> Launched:
             "attempt": run.attempt,
             "job": run.job,
             "moved_at": run.moved_at,
+            "started_at": run.started_at,
+            "started_from": run.started_from,
             "message": run.message,
         }
     )
@@ -231,7 +275,8 @@ def _look(launch: LaunchFile, run: Launched, backend: Backend, watcher: Watcher)
     except EngineUnavailable as error:
         watcher.note(f"{run.plan.name}: {error}; asked again in a moment")
         return run
-    step = last_step(run.plan.curves)
+    curves = curves_so_far(run.plan.curves)
+    step, run = last_step(curves), replace(run, curves=curves)
     if step is not None and (run.step is None or step > run.step):
         run = _write(replace(run, step=step, moved_at=time.time()))
     if status.state is JobState.SUCCEEDED:
@@ -259,7 +304,7 @@ def _failed(launch: LaunchFile, run: Launched, reason: str, backend: Backend, wa
         run.plan.directory.rename(aside)
         store.create()
         (run.plan.directory / "events.jsonl").write_bytes(events)
-        run = replace(run, step=None)
+        run = replace(run, step=None, curves={})
     return _write(replace(run, status="waiting"))
 
 

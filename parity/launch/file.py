@@ -23,8 +23,11 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-PLACES = ("arm", "seed", "run", "arguments")
-"""What a command, an argument, a path and a variable may name in braces; `run` is the run's own directory."""
+PLACES = ("arm", "seed", "run", "python", "arguments")
+"""What a command, an argument, a path and a variable may name in braces.
+
+`run` is the run's own directory, `python` the interpreter that this command runs in.
+"""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _PLACE = re.compile(r"(?<!\$)\{([a-z]+)\}")
@@ -77,6 +80,18 @@ class Restart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     hang_minutes: float = 30.0
 
 
+class Alarms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """When to call for somebody while runs go on.
+
+    `collapse`: a reward that fell and stays down. `stall`: no step for half of the time after which a run counts as
+    hung. `aborts`: a larger share of responses that were aborted. `gap`: trainer and engine disagree on log-probs.
+    `exit` are those that end the command, though not the jobs.
+    """
+
+    aborts: float = 0.1
+    exit: list[Literal["collapse", "stall", "aborts", "gap"]] = []
+
+
 class Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where jobs run: on this machine, or by the Jobs API of a Ray cluster; `cpus` and `gpus` are those of one job."""
 
@@ -102,6 +117,7 @@ class LaunchFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         margins: The largest difference that does not matter, by metric.
         environment: Variables of every run.
         restart: What is done with a run that failed or hangs.
+        alarms: When to call for somebody.
         place: Where jobs run.
         scope: What the verdict speaks of.
         code: The checkouts whose state is written down at each start; by default the directory that jobs start in.
@@ -117,6 +133,7 @@ class LaunchFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     margins: dict[str, float] = {}
     environment: dict[str, str] = {}
     restart: Restart = Restart()
+    alarms: Alarms = Alarms()
     place: Place = Place()
     scope: Scope = Scope()
     code: list[str] = []
@@ -204,6 +221,8 @@ def _problems(launch: LaunchFile) -> Iterator[str]:
     for where, number in (("restart.attempts", restart.attempts), ("place.at_once", place.at_once)):
         if number < 1:
             yield f"{where} is {number}: 1 or more"
+    if not 0 < launch.alarms.aborts <= 1:
+        yield f"alarms.aborts is {launch.alarms.aborts:g}: a share of all responses, above 0 and at most 1"
     if not restart.hang_minutes > 0:
         yield f"restart.hang_minutes is {restart.hang_minutes:g}: above 0"
     low, high = launch.results.reward_range
@@ -253,14 +272,15 @@ def plan_runs(launch: LaunchFile, out: Path) -> list[RunPlan]:
 def _run_plan(launch: LaunchFile, name: str, seed: int, out: Path) -> RunPlan:
     arm = launch.arms.get(name, ArmFile())
     directory = (out / "runs" / f"{name}-seed{seed}").absolute()
-    values = {"arm": name, "seed": seed, "run": directory}
+    values = {"arm": name, "seed": seed, "run": directory, "python": sys.executable}
 
     def command(further: list[str]) -> str:
         arguments = shlex.join([_filled(text, values) for text in [*arm.arguments, *further]])
         text = arm.command or launch.command
         if "{arguments}" not in text and arguments:
             text += " {arguments}"
-        return _filled(text, {**values, "run": shlex.quote(str(directory)), "arguments": arguments})
+        quoted = {name: shlex.quote(str(values[name])) for name in ("run", "python")}
+        return _filled(text, {**values, **quoted, "arguments": arguments})
 
     environment = {key: _filled(text, values) for key, text in {**launch.environment, **arm.environment}.items()}
     return RunPlan(

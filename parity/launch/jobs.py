@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import psutil
 
-from parity.errors import EngineUnavailable, UsageError
+from parity.errors import EngineUnavailable, UsageError, shown
 from parity.launch import job as job_script
 from parity.launch.file import Place, RunPlan
 
@@ -93,7 +93,9 @@ class LocalJobs:
         if not exit_file.exists():
             return JobStatus(JobState.FAILED, "it was killed, and left no exit code")
         code = int(exit_file.read_text())
-        return JobStatus(JobState.FAILED, f"exit code {code}") if code else JobStatus(JobState.SUCCEEDED)
+        if not code:
+            return JobStatus(JobState.SUCCEEDED)
+        return JobStatus(JobState.FAILED, ": ".join([f"exit code {code}", *_last_line(exit_file.with_suffix(".log"))]))
 
     def stop(self, job: str) -> None:
         """Ends all processes of the job's session, by SIGTERM and after a while by SIGKILL."""
@@ -115,6 +117,21 @@ class LocalJobs:
             return process.create_time() == float(created) and process.status() != psutil.STATUS_ZOMBIE
         except psutil.NoSuchProcess:
             return False
+
+
+def _last_line(log: Path) -> list[str]:
+    """What a job printed last, which most often says why it failed; nothing where it printed nothing."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(log.stat().st_size - _TAIL, 0))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return []
+    return [shown(line.strip())[:_LONGEST_LINE] for line in lines if line.strip()][-1:]
+
+
+_TAIL, _LONGEST_LINE = 8192, 300
+"""Bytes of a log's end that are looked at, and characters of its last line that are shown."""
 
 
 def _members(job: str) -> list[psutil.Process]:

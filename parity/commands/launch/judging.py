@@ -12,6 +12,7 @@ import msgspec
 
 from parity.commands.check import check_paths
 from parity.commands.compare import Question, judge_curves, margins_of, record_of, run_findings
+from parity.commands.launch.alarms import ALARM
 from parity.commands.launch.drawn import DrawnEvidence
 from parity.commands.launch.setups import setup_findings
 from parity.commands.run import merge
@@ -210,6 +211,10 @@ def _run_findings(launch: LaunchFile, run: Launched) -> Iterator[Finding]:
             restarts=quantity(run.attempt - 1, "times"),
         )
         yield Finding("whole_curve", Level.TRAINING, Status.FAIL, message, where, 1, run.attempt, Severity.WARNING)
+    for event in RunStore(run.plan.directory).events() if run.attempt else ():
+        if event["event"] == ALARM:
+            message, kind = Message("{alarm}", alarm=str(event["message"])), str(event.get("kind"))
+            yield Finding("alarm", Level.TRAINING, Status.FAIL, message, where, None, kind, Severity.WARNING)
     if run.status == "completed":
         return
     level = Level.SAMPLING if launch.mixed else Level.TRAINING
