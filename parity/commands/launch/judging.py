@@ -213,7 +213,7 @@ def _run_findings(launch: LaunchFile, run: Launched) -> Iterator[Finding]:
         yield Finding("whole_curve", Level.TRAINING, Status.FAIL, message, where, 1, run.attempt, Severity.WARNING)
     for event in RunStore(run.plan.directory).events() if run.attempt else ():
         if event["event"] == ALARM:
-            message, kind = Message("{alarm}", alarm=str(event["message"])), str(event.get("kind"))
+            message, kind = Message("alarm: {alarm}", alarm=str(event["message"])), str(event.get("kind"))
             yield Finding("alarm", Level.TRAINING, Status.FAIL, message, where, None, kind, Severity.WARNING)
     if run.status == "completed":
         return
