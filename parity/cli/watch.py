@@ -16,7 +16,7 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 
 from parity.cli.parsing import Command
-from parity.cli.shared import EXIT_HELP, command_line, conclude, deliver
+from parity.cli.shared import EXIT_HELP, Delivered, command_line, conclude, deliver_all
 from parity.errors import UsageError
 from parity.records.margins import IN_RUN, RUN, margin_option_help, parse_margins
 
@@ -45,6 +45,7 @@ Examples:
     metavar="METRIC=VALUE",
     help=margin_option_help({name: RUN[name] for name in IN_RUN}),
 )
+@click.option("--baseline", metavar="ARM", help="Default: per-sample, or else the first by the alphabet.")
 @click.option("--once", is_flag=True, help="Judge what is there and do not wait for more.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on standard output.")
 @click.option("--quiet", is_flag=True, help="Print only the verdict.")
@@ -53,6 +54,7 @@ def watch(
     reward_range: tuple[float, float],
     max_new_tokens: int | None,
     margins: tuple[str, ...],
+    baseline: str | None,
     once: bool,
     as_json: bool,
     quiet: bool,
@@ -81,8 +83,12 @@ def watch(
     ours = isinstance(follower, watching.ExperimentFollower)
     if ours and margins:
         raise UsageError(f"{directory}: margins are fixed once an experiment starts, in experiment.json")
-    stated = watching.stated_margins(directory) if ours else parse_margins(margins, IN_RUN)
-    state = watching.Watch(GroupBounds(reward_range, max_new_tokens), margins_in_run(stated))
+    asked = watching.asked_of(directory) if ours else None
+    if asked and baseline:
+        raise UsageError(f"{directory}: the baseline is fixed once an experiment starts, in experiment.json")
+    stated = margins_in_run(asked.margins if asked else parse_margins(margins, IN_RUN))
+    arms = asked.arms if asked else ()
+    state = watching.Watch(GroupBounds(reward_range, max_new_tokens), stated, arms, baseline or "")
     console = Console(stderr=as_json, highlight=False)
     with suppress(KeyboardInterrupt), _shown(console, quiet, line, screen) as show:
         for seen in watching.watch(follower, state, once=once):
@@ -90,11 +96,13 @@ def watch(
             show(seen)
     if ours:
         conclude(directory, as_json, quiet)
-    from parity.commands.watch_report import report_of
+    from parity.commands.watch_report import reports_of
 
-    report, evidence = report_of(directory, state, command_line())
-    show = partial(print_result, report, state)
-    sys.exit(deliver(report, directory / "report", show, as_json=as_json, quiet=quiet, evidence=evidence))
+    delivered = [
+        Delivered(report, partial(print_result, report, state.against(report.experiment)), evidence)
+        for report, evidence in reports_of(directory, state, command_line())
+    ]
+    sys.exit(deliver_all(delivered, directory / "report", as_json=as_json, quiet=quiet))
 
 
 @contextmanager

@@ -7,7 +7,7 @@ again comes to the same evidence.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,7 +22,15 @@ from parity.records.samples import Rollout
 from parity.records.store import EXPERIMENT_FILE, read_experiment, run_store
 from parity.report.checks import CheckResult
 from parity.sources.dumps.sample_lines import samples_of_lines
-from parity.stats import DrawnGroup, GroupBounds, Trajectory, drawn_groups, margins_in_run
+from parity.stats import (
+    DrawnGroup,
+    GroupBounds,
+    Trajectory,
+    drawn_groups,
+    margins_in_run,
+    over_arms,
+    trajectory_findings,
+)
 
 POLL_SECONDS = 1.0
 _ENDED = ("completed", "failed", "interrupted")
@@ -48,9 +56,10 @@ class Watch:
     Attributes:
         bounds: What makes statistics bounded.
         margins: By metric.
-        arms: Baseline and experiment; None until they are known.
+        arms: The baseline and those compared with it; empty until two are known.
+        baseline: The arm that is to be the baseline; empty for `per-sample`, or else the first by the alphabet.
         waiting: Groups drawn while only one arm was known.
-        trajectories: The evidence by policy.
+        trajectories: The evidence by policy, and for further arms by policy and arm.
         undrawn: Groups whose arm was not drawn.
         steps: Steps seen.
         step: The last step seen.
@@ -60,7 +69,8 @@ class Watch:
 
     bounds: GroupBounds
     margins: Mapping[str, float] = field(default_factory=lambda: margins_in_run({}))
-    arms: tuple[str, str] | None = None
+    arms: tuple[str, ...] = ()
+    baseline: str = ""
     waiting: tuple[DrawnGroup, ...] = ()
     trajectories: Mapping[str, Trajectory] = field(default_factory=dict)
     undrawn: int = 0
@@ -73,7 +83,7 @@ class Watch:
         """What has been seen after one more step.
 
         Raises:
-            InputError: Groups were assigned to more than two arms, or a value is out of its bounds.
+            InputError: A value is out of its bounds.
         """
         found: list[Finding] = []
         groups = list(self.waiting)
@@ -84,12 +94,14 @@ class Watch:
             groups += drawn
             undrawn += others
         found += check_exchanges(step.exchanges, Rules())
-        arms = self.arms or _arms_of(groups)
+        arms = _arms_of(groups, self.arms, self.baseline)
         trajectories = dict(self.trajectories)
-        if arms:
-            for policy in dict.fromkeys(group.policy for group in groups):
-                trajectory = trajectories.get(policy) or Trajectory(policy, arms, self.margins)
-                trajectories[policy] = trajectory.update(group for group in groups if group.policy == policy)
+        for policy in dict.fromkeys(group.policy for group in groups):
+            for number, arm in enumerate(arms[1:]):
+                key = f"{policy} {arm}" if number else policy
+                trajectory = trajectories.get(key) or Trajectory(policy, (arms[0], arm), self.margins)
+                of_pair = [group for group in groups if group.policy == policy and group.arm in trajectory.arms]
+                trajectories[key] = trajectory.update(of_pair)
         failing = (*self.failing, *(finding.in_run(step.run) for finding in found if finding.fails))
         return replace(
             self,
@@ -104,20 +116,34 @@ class Watch:
         )
 
     @property
+    def findings(self) -> dict[str, list[Finding]]:
+        """By arm that is compared with the baseline: what its evidence says, corrected for the number of arms."""
+        found: dict[str, list[Finding]] = {}
+        for trajectory in self.trajectories.values():
+            found.setdefault(trajectory.arms[1], []).extend(trajectory_findings(trajectory))
+        return over_arms(found)
+
+    @property
     def verdict(self) -> Verdict:
-        """DIFFERENT once the contract is broken or a policy's evidence says so, PARITY once all of it does."""
-        verdicts = {trajectory.verdict for trajectory in self.trajectories.values()}
-        if self.failing or Verdict.DIFFERENT in verdicts:
+        """DIFFERENT once the contract is broken or an arm's evidence says so, PARITY once all of it does."""
+        found = [finding for of_arm in self.findings.values() for finding in of_arm]
+        statuses = {finding.status for finding in found if finding.check == "trajectory_evidence"}
+        if self.failing or Status.FAIL in statuses:
             return Verdict.DIFFERENT
-        return Verdict.PARITY if verdicts == {Verdict.PARITY} else Verdict.INCONCLUSIVE
+        return Verdict.PARITY if statuses == {Status.PASS} else Verdict.INCONCLUSIVE
+
+    def against(self, arm: str) -> Watch:
+        """The same of the baseline and one other arm."""
+        mine = {name: one for name, one in self.trajectories.items() if one.arms[1] == arm}
+        return replace(self, arms=(self.arms[0], arm) if self.arms else (), trajectories=mine)
 
 
-def _arms_of(groups: list[DrawnGroup]) -> tuple[str, str] | None:
-    """The two arms drawn, per-sample as the baseline; None while only one was seen."""
-    arms = sorted({group.arm for group in groups}, key=lambda arm: (arm != "per-sample", arm))
-    if len(arms) > 2:
-        raise InputError(f"groups were assigned to {', '.join(arms)}: two arms are compared at a time")
-    return (arms[0], arms[1]) if len(arms) == 2 else None
+def _arms_of(groups: Sequence[DrawnGroup], known: tuple[str, ...], baseline: str) -> tuple[str, ...]:
+    """The arms known so far, after the baseline in the order they came; none while one alone is known."""
+    first = known[0] if known else baseline or "per-sample"
+    new = sorted({group.arm for group in groups} - set(known), key=lambda arm: (arm != first, arm))
+    arms = (*known, *new)
+    return arms if len(arms) > 1 and (not baseline or arms[0] == baseline) else ()
 
 
 class Follower(Protocol):
@@ -191,13 +217,13 @@ class ExperimentFollower:
         return iter(())
 
 
-def stated_margins(directory: Path) -> dict[str, float]:
-    """The margins of an experiment that a mixed run's evidence is held to.
+def asked_of(directory: Path) -> ExperimentConfig:
+    """What an experiment asks for: its arms, and the margins that a mixed run's evidence is held to.
 
     Raises:
         InputError: The experiment cannot be read.
     """
-    return dict(ExperimentConfig.from_json(read_experiment(directory).get("config")).margins)
+    return ExperimentConfig.from_json(read_experiment(directory).get("config"))
 
 
 def _started(path: Path) -> float:

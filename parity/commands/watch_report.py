@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,24 +17,44 @@ from parity.records.json_lines import read_appended
 from parity.records.provenance import versions
 from parity.records.samples import Rollout
 from parity.report import html
+from parity.report.checks import CheckResult
 from parity.report.document import Report, build_report
 from parity.report.html import PageEvidence, PairOfRuns, SampleRows
 from parity.report.runs import RunRecord
 from parity.sources.dumps.sample_lines import samples_of_lines
-from parity.stats import margins_in_run, rows_of_drawn_arm, trajectory_findings
+from parity.stats import margins_in_run, rows_of_drawn_arm
 
 
-def report_of(directory: Path, seen: Watch, command: str) -> tuple[Report, PageEvidence]:
-    """The report of a recording: the whole contract, checked again from the files, and the evidence of `seen`.
+def reports_of(directory: Path, seen: Watch, command: str) -> list[tuple[Report, PageEvidence]]:
+    """The reports of a recording, one for each arm that is compared with the baseline, and one where there is none.
+
+    Each has the whole contract, checked again from the files, and the evidence of `seen`.
 
     Raises:
         InputError: A file cannot be read.
     """
-    name = directory.absolute().name
     checked = check_sources([str(directory)])
+    held, requests = _read(directory)
+    if not seen.findings:
+        return [_report(directory, seen, [], command, checked, held, requests)]
+    return [
+        _report(directory, seen.against(arm), of_arm, command, checked, held, requests)
+        for arm, of_arm in seen.findings.items()
+    ]
+
+
+def _report(
+    directory: Path,
+    seen: Watch,
+    of_arm: Sequence[Finding],
+    command: str,
+    checked: CheckResult,
+    held: Held,
+    requests: dict[int, list[Exchange]],
+) -> tuple[Report, PageEvidence]:
+    name = directory.absolute().name
     findings = [_in_run(of_last(seen.step, finding), name) for finding in checked.findings] + unread_findings(checked)
-    for trajectory in seen.trajectories.values():
-        findings += trajectory_findings(trajectory)
+    findings += of_arm
     headline = ""
     if not seen.trajectories:
         message = Message(
@@ -43,9 +64,8 @@ def report_of(directory: Path, seen: Watch, command: str) -> tuple[Report, PageE
         findings.append(Finding("trajectory_evidence", Level.SAMPLING, Status.NOT_COMPARED, message))
         reason = next((finding.message for finding in findings if finding.fails), message)
         headline = Message("{verdict}: {reason}", verdict=judge(findings).verdict.words, reason=reason)
-    held, requests = _read(directory)
-    design = next(iter(seen.trajectories), DUMP)
-    arms = seen.arms or (name, "")
+    design = next((trajectory.policy for trajectory in seen.trajectories.values()), DUMP)
+    arms = seen.arms[:2] or (name, "")
     facts = {
         "baseline": arms[0],
         "experiment": arms[1],
@@ -55,8 +75,8 @@ def report_of(directory: Path, seen: Watch, command: str) -> tuple[Report, PageE
         "commands": [command],
         "versions": versions(),
     }
-    sides = [held] if seen.arms is None else [_of_arm(held, arm) for arm in arms]
-    by_arm = {} if seen.arms is None else dict(zip(arms, map(metrics_of, sides), strict=True))
+    sides = [held] if not seen.arms else [_of_arm(held, arm) for arm in arms]
+    by_arm = {} if not seen.arms else dict(zip(arms, map(metrics_of, sides), strict=True))
     run = RunRecord(name, design if by_arm else arms[0], 0, design, metrics_of(held), {}, [], by_arm)
     report = replace(build_report(facts, [run] if held else [], findings, judge(findings)), headline=headline)
     pair = PairOfRuns(

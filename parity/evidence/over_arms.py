@@ -26,7 +26,7 @@ def over_arms(findings: Mapping[str, Sequence[Finding]]) -> dict[str, list[Findi
     statement that does not hold any more is inconclusive. One arm needs no correction.
     """
     arms = len(findings)
-    if arms == 1:
+    if arms < 2:
         return {arm: list(of_arm) for arm, of_arm in findings.items()}
     every = {(arm, place): finding for arm, of_arm in findings.items() for place, finding in enumerate(of_arm)}
     training = {key: finding for key, finding in every.items() if finding.level is Level.TRAINING}

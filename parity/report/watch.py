@@ -35,7 +35,9 @@ class Seen(Protocol):
 def line(seen: Seen) -> str:
     """One line for a log."""
     parts = [f"{seen.last}"]
-    for policy, trajectory in seen.trajectories.items():
+    several = len({trajectory.arms[1] for trajectory in seen.trajectories.values()}) > 1
+    for trajectory in seen.trajectories.values():
+        policy = f"{trajectory.policy}, {trajectory.arms[1]}" if several else trajectory.policy
         inside = sum(verdict is Verdict.PARITY for verdict in trajectory.verdicts.values())
         largest = max(trajectory.largest.values(), default=0.0)
         parts.append(
@@ -51,10 +53,11 @@ def line(seen: Seen) -> str:
 def screen(seen: Seen) -> RenderableType:
     """The evidence as tables, one a policy."""
     tables = []
-    for policy, trajectory in seen.trajectories.items():
+    needed = 20 * len({trajectory.arms[1] for trajectory in seen.trajectories.values()})
+    for trajectory in seen.trajectories.values():
         title = (
-            f"{policy}: {trajectory.arms[1]} less {trajectory.arms[0]}, {quantity(trajectory.groups, 'groups')}, "
-            "an e-value of 20 decides"
+            f"{trajectory.policy}: {trajectory.arms[1]} less {trajectory.arms[0]}, "
+            f"{quantity(trajectory.groups, 'groups')}, an e-value of {needed} decides"
         )
         table = Table("metric", "difference", "equal within", "margin", "e-value", "", box=box.SIMPLE_HEAD, title=title)
         for name, mean in trajectory.means.items():

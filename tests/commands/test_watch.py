@@ -18,7 +18,7 @@ import pytest
 from parity.cli import cli, main
 from parity.commands.check import check_sources
 from parity.commands.watch import RecordingFollower, Watch, WatchedStep, follow, watch
-from parity.commands.watch_report import report_of
+from parity.commands.watch_report import reports_of
 from parity.errors import InputError, UsageError
 from parity.evidence.sampling.trajectory import GroupBounds, Trajectory, drawn_groups, trajectory_findings
 from parity.findings import Finding, Status, Verdict
@@ -419,7 +419,7 @@ def test_a_recording_that_is_being_written_is_not_called_different_for_it(
         record(tmp_path, number, drawn(number))
     spoil(tmp_path, step)
     *_, seen = watch(RecordingFollower(tmp_path), Watch(BOUNDS), once=True)
-    assert report_of(tmp_path, seen, "")[0].verdict.verdict is verdict
+    assert reports_of(tmp_path, seen, "")[0][0].verdict.verdict is verdict
 
 
 @pytest.mark.parametrize("bounds", [("1", "0"), ("1", "1"), ("nan", "1"), ("0", "inf")])
