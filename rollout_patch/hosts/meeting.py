@@ -11,7 +11,7 @@ import asyncio
 import functools
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
+from contextvars import Context, ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -127,7 +127,8 @@ class Meeting:
         self._coming.discard(slot)
         self._waiting[slot] = (asked, future)
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(PATIENCE, self._give_up)
+            # in a context of its own: the loop keeps that of a cancelled timer, and by this one's all of the group
+            self._timer = asyncio.get_running_loop().call_later(PATIENCE, self._give_up, context=Context())
         if self.together:
             self._send_if_all_are_there()
         else:

@@ -23,7 +23,7 @@ def example(host_importer: Callable[..., Any], tmp_path: Path) -> Callable[..., 
     """Runs the file with options, after an edit; gives its last line."""
     host_importer(CHECKOUT, "slime.utils.types", ("httpx", "ray", "pylatexenc"))
     (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --strict-markers\n")
-    paths = f"{ROOT}:{os.environ[CHECKOUT]}"
+    paths = os.pathsep.join(filter(None, [str(ROOT), os.environ[CHECKOUT], os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "PYTHONPATH": paths, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     command = [sys.executable, "-m", "pytest", "-p", "parity.pytest_plugin", "-p", "no:cacheprovider", "-q"]
 

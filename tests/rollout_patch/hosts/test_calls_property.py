@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import gc
 import itertools
 import json
 import tempfile
@@ -17,11 +18,12 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from random_engine import BEHAVIOURS, RandomEngine
 
-from rollout_patch import Capabilities, RequestFailed
+from rollout_patch import Capabilities, GroupReport, Output, RequestFailed
 from rollout_patch.hosts import calls as calls_module
 from rollout_patch.hosts.calls import RolloutCalls, Way
 from rollout_patch.hosts.meeting import post_function, sample_function
 from rollout_patch.hosts.options import Options
+from rollout_patch.responses import unsent_output
 
 N = 3
 
@@ -204,6 +206,28 @@ async def test_what_was_refused_twice_is_not_asked_in_the_next_rollout() -> None
         if rollout_id:
             engine.behaviours = itertools.repeat("sound")
     assert requests == [2, 2, 1]
+
+
+async def test_nothing_of_a_group_is_kept_once_it_is_done() -> None:
+    def held() -> int:
+        gc.collect()
+        return sum(type(one) in (Output, GroupReport) for one in gc.get_objects())
+
+    before = held()
+    longer = asyncio.get_running_loop().call_later(500, print)  # behind it, timers of groups that are done wait too
+    host = make_host(RandomEngine(["sound"], [0]))
+    calls = RolloutCalls(Options(), Capabilities(), rollout_id=0, seed=0)
+    group_function = plug_in(host, calls)
+    state = types.SimpleNamespace(semaphore=asyncio.Semaphore(N), aborted=False)
+    for index in range(5):
+        await group_function(state, [HostSample(index, slot) for slot in range(N)])
+    assert calls.metrics()["rollout_patch/native_groups"] == 5
+    await asyncio.sleep(0)
+    assert held() == before
+    longer.cancel()
+    kept = [unsent_output()]
+    assert held() == before + len(kept)  # what the count says of one that is kept
+    calls.close()
 
 
 def recorded(folder: Path) -> list[dict[str, Any]]:
