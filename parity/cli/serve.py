@@ -59,6 +59,11 @@ Examples:
     help="Disturb a share of all requests, as a test of whoever asks: SHARE[,seed=N][,kinds=KIND+KIND][,hold=SECONDS].",
 )
 @click.option(
+    "--dialect",
+    type=click.Choice(["sglang", "vllm"]),
+    help="Answer as this engine does, and not as the other one too.",
+)
+@click.option(
     "--fault",
     type=Named(ENGINE_FAULTS),
     metavar="NAME",
@@ -74,12 +79,13 @@ def serve(
     port: int,
     weights_under: Path | None,
     chaos: str | None,
+    dialect: str | None,
     fault: str | None,
     max_running: int,
 ) -> None:
-    """Runs the embedded engine alone, speaking SGLang's protocol."""
-    if chaos is not None and (fault is not None or max_running != 512):
-        raise UsageError("--chaos disturbs an engine as it is: leave out --fault and --max-running")
+    """Runs the embedded engine alone, which answers as SGLang and as vLLM do."""
+    if chaos is not None and (fault is not None or dialect is not None or max_running != 512):
+        raise UsageError("--chaos disturbs an engine as it is: leave out --dialect, --fault and --max-running")
     from parity.engines.chaos import Chaos, ChaosProxy, serve_chaos
     from parity.engines.embedded.guard import Guard
 
@@ -92,6 +98,7 @@ def serve(
     if injected is None:
         arguments = ["--model-path", str(model_path), "--host", host, "--port", str(port)]
         arguments += ["--max-running-requests", str(max_running), *([] if fault is None else ["--fault", fault])]
+        arguments += [] if dialect is None else ["--dialect", dialect]
         arguments += [] if weights_under is None else ["--weights-under", str(weights_under)]
         safe = (
             ["-P"] if sys.version_info >= (3, 11) else []

@@ -14,7 +14,7 @@ from parity.conformance.known import known_deviations
 from parity.conformance.probe import Broken, ConformanceCase, NotCompared, Probe, about
 from parity.contract_checks import Rules, check_exchanges
 from parity.engines.client import EngineClient
-from parity.engines.remote import remote_engine
+from parity.engines.remote import RemoteEngine, recognised, remote_engine
 from parity.errors import EngineError
 from parity.findings import Finding, Level, Message, Progress, Severity, Status, Where, quantity
 from rollout_patch import RequestFailed
@@ -61,20 +61,21 @@ def check_engine(
         UsageError: `url` is no URL of a server.
         EngineError: The engine does not answer, or reports nothing of itself.
     """
-    return asyncio.run(_check(remote_engine(url, control=control).client(), destructive, control, progress, cases))
+    return asyncio.run(_check(remote_engine(url, control=control), destructive, control, progress, cases))
 
 
 async def _check(
-    client: EngineClient, destructive: bool, control: bool, progress: Progress | None, cases: Sequence[ConformanceCase]
+    engine: RemoteEngine, destructive: bool, control: bool, progress: Progress | None, cases: Sequence[ConformanceCase]
 ) -> list[Finding]:
+    client = (await recognised(engine)).client()
     findings: list[Finding] = []
     timeout = aiohttp.ClientTimeout(total=CASE_SECONDS)
     async with client, aiohttp.ClientSession(timeout=timeout) as session:
         try:
-            engine = await asyncio.wait_for(about(client, session), CASE_SECONDS)
+            told = await asyncio.wait_for(about(client, session), CASE_SECONDS)
         except asyncio.TimeoutError as error:
             raise EngineError(f"{client.url}: no information about the engine within {CASE_SECONDS:g} s") from error
-        known, gone = known_deviations(engine), ""
+        known, gone = known_deviations(told), ""
         for number, case in enumerate(cases):
             if progress:
                 progress(number, len(cases), case.name)
@@ -82,12 +83,12 @@ async def _check(
                 findings.append(_not_compared(case, Message("the engine ended with the case {case}", case=gone)))
             elif case.destructive and not destructive:
                 findings.append(_not_compared(case, Message("it ends some servers, so it needs --destructive")))
-            elif case.control and engine.router:
+            elif case.control and told.router:
                 findings.append(_not_compared(case, Message("a router has no such endpoint; its workers have")))
             elif case.control and not control:
                 findings.append(_not_compared(case, Message("it changes the engine, so it needs --control")))
             else:
-                results = await _run(case, Probe(client, session, engine))
+                results = await _run(case, Probe(client, session, told))
                 findings += [_excused(finding, known.get(case.name)) for finding in results]
                 if number + 1 < len(cases) and any(result.fails for result in results) and not await _alive(client):
                     gone = case.name

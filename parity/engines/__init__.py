@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -11,7 +12,7 @@ from parity.engines import installed, sglang, vllm
 from parity.engines.client import EngineClient
 from parity.engines.fleet import Fleet
 from parity.engines.process import OWN_IMPORTS, Engine, EngineProcess, Progress
-from parity.engines.remote import RemoteEngine, remote_engine
+from parity.engines.remote import RemoteEngine, recognised, remote_engine
 from parity.engines.router import check_router
 from parity.errors import UsageError
 
@@ -58,11 +59,11 @@ def open_engine(
 
     Raises:
         UsageError: `spec` is none of these, or there can be no such router.
-        EngineError: The engine did not come up; the message ends with its log.
+        EngineError: The engine did not come up, and the message ends with its log; or what answers at the URL is none.
     """
     policy = check_fleet(spec, workers, router)
     if "://" in spec:
-        return remote_engine(spec, control=control)
+        return asyncio.run(recognised(remote_engine(spec, control=control)))
     processes = [
         _process(spec, f"{name or spec}-{index}", model_path, log_dir, progress, options, environment or {})
         for index in range(workers)
@@ -128,6 +129,7 @@ def _process(
             log_dir=log_dir,
             start_timeout=installed.START_TIMEOUT,
             progress=progress,
+            speaks=real.CLIENT,
         )
     raise UsageError(f"no engine {spec!r}: expected embedded, {', '.join(_REAL)} or a URL")
 

@@ -1,4 +1,4 @@
-"""Speaks to one engine over HTTP: SGLang's native API, its control endpoints included."""
+"""Speaks to one engine over HTTP: SGLang's native API, its control endpoints included; the base of other dialects."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from parity.errors import EngineError, EngineUnavailable, InputError, UsageError
 from parity.records import budgets
 from parity.records.budgets import decode_json
 from rollout_patch import Capabilities, RequestFailed
+from rollout_patch.dialects import SGLANG, Dialect
 
 CONNECT_SECONDS = 10.0
 LOOK_SECONDS = 10.0
@@ -77,8 +78,11 @@ class EngineClient:
         alive: Whether the process of an engine that was started here runs; `None` for one that somebody else runs.
 
     Attributes:
+        dialect: How it asks for samples.
         weights: The version that this client gave the weights last.
     """
+
+    dialect: Dialect = SGLANG
 
     def __init__(
         self,
@@ -115,7 +119,7 @@ class EngineClient:
             self._session = None
 
     async def generate(self, payload: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Any:
-        """Posts one `/generate` request; returns the decoded body of a 200. It is not sent twice.
+        """Posts one request for samples; returns the decoded body of a 200. It is not sent twice.
 
         Raises:
             RequestFailed: Any other status, with the body (decoded where it is JSON); a 200 whose body is no JSON, with
@@ -123,7 +127,7 @@ class EngineClient:
             EngineUnavailable: No answer, of an engine started here that died or is not healthy.
         """
         try:
-            status, body = await self._patiently("POST", "/generate", payload, headers)
+            status, body = await self._patiently("POST", self.dialect.path_of(payload), payload, headers)
         except EngineUnavailable as error:
             if self._ours_is_gone():
                 raise
@@ -265,7 +269,7 @@ class EngineClient:
     async def _first_worker(self) -> dict[str, Any]:
         """What the first of a router's workers that can be reached from here says of itself; empty where none can."""
         _, body = await self._again("GET", "/workers")
-        answer = _decode(body)
+        answer = decode(body)
         workers = answer.get("workers") if isinstance(answer, dict) else None
         for worker in workers if isinstance(workers, list) else []:
             url = worker.get("url") if isinstance(worker, dict) else None
@@ -273,7 +277,7 @@ class EngineClient:
                 with suppress(EngineError):
                     async with EngineClient(url, self.engine_id, control=False) as client:
                         status, body = await client._request("GET", "/server_info", None, INFO_SECONDS)
-                        info = _decode(body)
+                        info = decode(body)
                         if status == 200 and isinstance(info, dict):
                             return info
         return {}
@@ -294,7 +298,7 @@ class EngineClient:
         if status == 404:
             name = f"get_{name}"
             status, body = await self._again("GET", f"/{name}")
-        info = _decode(body)
+        info = decode(body)
         if status != 200 or not isinstance(info, dict):
             raise self._refused(f"/{name}", status, info)
         return info
@@ -306,7 +310,7 @@ class EngineClient:
                 f"{self._place(endpoint)} changes an engine that somebody else runs, which was not allowed"
             )
         status, body = await self._again("POST", endpoint, payload, wanted)
-        answer = _decode(body)
+        answer = decode(body)
         if status != 200:
             raise self._refused(endpoint, status, answer)
         return answer
@@ -329,7 +333,7 @@ class EngineClient:
                 if last:
                     raise
             else:
-                damaged = status < 400 and (status >= 300 or not isinstance(_decode(body), wanted))
+                damaged = status < 400 and (status >= 300 or not isinstance(decode(body), wanted))
                 if last or not (damaged or status in _PASSING):
                     return status, body
             await asyncio.sleep(min(0.02 * 2**attempt, 0.5))
@@ -460,7 +464,7 @@ _SHOWN_BYTES = 10_000
 """Bytes of an answer without JSON that are handed on."""
 
 
-def _decode(body: bytes) -> Any:
+def decode(body: bytes) -> Any:
     """The body as JSON where it is JSON, else as text."""
     try:
         return decode_json(body, "the answer")

@@ -17,7 +17,18 @@ from parity.engines.client import DAMAGED_TRIES
 from parity.errors import EngineUnavailable
 from parity.findings import Message, listed, term
 from parity.records.arms import WAYS
-from rollout_patch import Capabilities, Post, RequestFailed
+from rollout_patch import (
+    CONDITIONS,
+    SGLANG,
+    Capabilities,
+    Dialect,
+    PlannedRequest,
+    Post,
+    RequestFailed,
+    ResponseRefused,
+    SampleRequest,
+    plan_requests,
+)
 
 SLOTS = 4
 """Samples of a group that is asked for."""
@@ -127,26 +138,37 @@ def summary_of(seen: Mapping[str, Any]) -> Message:
     return listed([*parts, *map(term, seen.get("contradictions", ()))], "; ")
 
 
-async def detect_determinism(post: Post, announced: Capabilities) -> Determinism:
+@dataclass(frozen=True, slots=True)
+class _Asker:
+    """Who is asked, and how."""
+
+    post: Post
+    dialect: Dialect
+    announced: Capabilities
+
+
+async def detect_determinism(post: Post, announced: Capabilities, dialect: Dialect = SGLANG) -> Determinism:
     """Asks an engine for the same and for different samples in each arm, and compares.
 
     What is not seen cannot be promised by a few requests: batches of other shapes, other lengths and other weights may
     still part. A twin compares every response and would show it.
 
     Args:
-        post: Sends one `/generate` request.
+        post: Sends one request.
         announced: What the engine says of itself.
+        dialect: How it is spoken to.
 
     Raises:
         EngineUnavailable: A request got no answer, a damaged one or a passing error, each time that it was sent.
     """
-    alone = _joined([await _ask(post, "per-sample", SEEDS[slot : slot + 1]) for slot in range(SLOTS)])
-    again = await _ask(post, "per-sample", SEEDS[:1])
-    crowd = [_ask(post, "per-sample", [None], _OTHER_PROMPT) for _ in range(CROWD)]
-    crowded = _ask(post, "per-sample", SEEDS)
+    asker = _Asker(post, dialect, announced)
+    alone = _joined([await _ask(asker, "per-sample", SEEDS[slot : slot + 1]) for slot in range(SLOTS)])
+    again = await _ask(asker, "per-sample", SEEDS[:1])
+    crowd = [_ask(asker, "per-sample", [None], _OTHER_PROMPT) for _ in range(CROWD)]
+    crowded = _ask(asker, "per-sample", SEEDS)
     beside = (await asyncio.gather(*crowd[: CROWD // 2], crowded, *crowd[CROWD // 2 :]))[CROWD // 2]
-    native, items = await _ask(post, "native", SEEDS), await _ask(post, "batched", SEEDS)
-    free = {arm: await _ask(post, arm, [None] * SLOTS) for arm in WAYS}
+    native, items = await _ask(asker, "native", SEEDS), await _ask(asker, "batched", SEEDS)
+    free = {arm: await _ask(asker, arm, [None] * SLOTS) for arm in WAYS}
 
     repeats = _equal(alone if isinstance(alone, str) else alone[:1], again)
     in_any_batch, differ = _equal(alone, beside), _distinct(alone)
@@ -184,132 +206,46 @@ async def detect_determinism(post: Post, announced: Capabilities) -> Determinism
 _NO_SEEDS = Fact(None, "seeds do not hold")
 
 
-async def detect_alike(posts: Mapping[str, Post]) -> Fact:
-    """Whether several engines, which must hold the same weights, give a seed the same response; where they part first.
-
-    Raises:
-        EngineUnavailable: As `detect_determinism`.
-    """
-    (name, post), *others = posts.items()
-    expected = await _ask(post, "per-sample", SEEDS)
-    for other, of_other in others:
-        found = await _ask(of_other, "per-sample", SEEDS)
-        fact = _equal(expected, found)
-        if not fact.holds:
-            return Fact(fact.holds, f"{name} and {other}: {fact.seen}{_parting(name, expected, other, found)}")
-    return Fact(True, f"{len(SEEDS)} seeds at {', '.join(posts)}")
-
-
-def _parting(name: str, expected: Answer, other: str, found: Answer) -> str:
-    """Where two engines' responses part first."""
-    if isinstance(expected, str) or isinstance(found, str):
-        return ""
-    for seed, (tokens, values), (other_tokens, other_values) in zip(SEEDS, expected, found, strict=True):
-        both = zip(tokens, other_tokens, values, other_values, strict=False)  # the shorter one ends there
-        for place, (one, two, value, other_value) in enumerate(both):
-            if (one, value) != (two, other_value):
-                return (
-                    f"; seed {seed} parts at token {place}: {one} ({value:.6g}) at {name}, {two} ({other_value:.6g}) "
-                    f"at {other}"
-                )
-    return ""
-
-
-def together(seen: Sequence[tuple[str, Determinism]], alike: Fact | None) -> Determinism:
-    """What can be promised of several engines: each fact as the first one has it that does not hold it.
-
-    Args:
-        seen: Of each arm, its way of asking and what its engine was seen to promise.
-        alike: What `detect_alike` found.
-    """
-    first = seen[0][1]
-    if all(one is first for _, one in seen):
-        return first
-
-    def joint(name: str) -> Fact:
-        way = {"seed_per_slot": "native", "seed_per_item": "batched"}.get(name)  # which these speak of
-        facts: list[Fact] = [getattr(one, name) for of_arm, one in seen if way in (None, of_arm)]
-        return next((fact for fact in facts if not fact.holds), facts[0] if facts else getattr(first, name))
-
-    clones = tuple(way for way in WAYS if any(way == of_arm and way in one.clones for of_arm, one in seen))
-    facts = {name: joint(name) for name in SENTENCES if name != "alike"}
-    capabilities = replace(
-        first.capabilities,
-        seeded=all(one.capabilities.seeded for _, one in seen),
-        seed_per_slot=bool(facts["seed_per_slot"].holds),
-        free_clones="native" in clones,
-    )
-    said = tuple(dict.fromkeys(text for _, one in seen for text in one.contradictions))
-    return replace(first, **facts, capabilities=capabilities, clones=clones, contradictions=said, alike=alike)
-
-
-async def _ask(post: Post, arm: str, seeds: Sequence[int | None], prompt: Sequence[int] = _PROMPT) -> Answer:
+async def _ask(asker: _Asker, arm: str, seeds: Sequence[int | None], prompt: Sequence[int] = _PROMPT) -> Answer:
     """One group in one arm, a seed a slot; requests for several are sent at once.
 
     An answer that breaks the protocol is asked for again, since it may have been damaged on its way, and is the
     engine's own after `DAMAGED_TRIES`.
     """
-    payloads = _payloads(arm, seeds, list(prompt))
+    how = {"max_new_tokens": TOKENS, "temperature": TEMPERATURE, "ignore_eos": True}
+    requests = [
+        SampleRequest(
+            how | ({} if seed is None else {"sampling_seed": seed}), input_ids=prompt, options={"return_logprob": True}
+        )
+        for seed in seeds
+    ]
+    for name, holds in asker.dialect.rules.items():
+        if arm in CONDITIONS[name].arms and holds(requests, asker.announced):
+            return _Refused(CONDITIONS[name].sentence)
+    plan = plan_requests(arm, requests, dialect=asker.dialect)
     try:
-        groups = await asyncio.gather(*(_responses(post, payload, len(seeds) // len(payloads)) for payload in payloads))
+        groups = await asyncio.gather(*(_responses(asker, planned, requests) for planned in plan))
     except RequestFailed as error:
         return _Refused(f"refused with {str(error)[:200]}")
-    except _Broken as error:
+    except ResponseRefused as error:
         return f"the answer breaks the protocol: {error}"
     return [response for group in groups for response in group]
 
 
-def _payloads(arm: str, seeds: Sequence[int | None], prompt: list[int]) -> list[dict[str, Any]]:
-    """The requests for a group: one a sample, one with a list of prompts, or one for n with the first seed."""
-    params = [
-        {"max_new_tokens": TOKENS, "temperature": TEMPERATURE, "ignore_eos": True}
-        | ({} if seed is None else {"sampling_seed": seed})
-        for seed in seeds
-    ]
-    if arm == "per-sample":
-        return [{"input_ids": prompt, "sampling_params": one, "return_logprob": True} for one in params]
-    if arm == "native":
-        native = {**params[0], "n": len(seeds)}
-        return [{"input_ids": prompt, "sampling_params": native, "return_logprob": True}]
-    # Routers that refuse a list of parameters take one that holds for all.
-    of_list = params[0] if len(set(seeds)) == 1 else params
-    return [{"input_ids": [prompt] * len(seeds), "sampling_params": of_list, "return_logprob": True}]
-
-
-class _Broken(Exception):
-    """An answer breaks the protocol."""
-
-
-async def _responses(post: Post, payload: dict[str, Any], count: int) -> list[Response]:
+async def _responses(asker: _Asker, planned: PlannedRequest, requests: Sequence[SampleRequest]) -> list[Response]:
     """The responses of one answer; a refusal is raised as it is."""
     for _ in range(DAMAGED_TRIES):
         try:
-            return _read(await _send(post, payload), count)
-        except _Broken as error:
+            answer = await _send(asker.post, planned.payload)
+            outputs = asker.dialect.read_response(planned, answer, requests, _no_doubt)
+            return [(tuple(output.output_ids), tuple(output.logprobs or ())) for output in outputs]
+        except ResponseRefused as error:
             broken = error
     raise broken
 
 
-def _read(answer: Any, count: int) -> list[Response]:
-    """The tokens and log-probs of each output: an object for one sample, a list for several."""
-    items = [answer] if count == 1 else answer
-    if not isinstance(items, list) or len(items) != count:
-        found = f"{len(items)} outputs" if isinstance(items, list) else f"a {type(answer).__name__}"
-        raise _Broken(f"{found} for {count} samples")
-    responses = []
-    for slot, item in enumerate(items):
-        try:
-            triples = item["meta_info"]["output_token_logprobs"]
-            logprobs = tuple(float(triple[0]) for triple in triples)
-            tokens = tuple(int(triple[1]) for triple in triples)
-            if "output_ids" in item and tuple(item["output_ids"]) != tokens:
-                raise _Broken(f"output {slot}: output_ids are not the tokens of output_token_logprobs")
-        except (KeyError, IndexError, TypeError, ValueError) as error:
-            raise _Broken(
-                f"output {slot}: no log-prob and id for each token ({type(error).__name__}: {error})"
-            ) from error
-        responses.append((tokens, logprobs))
-    return responses
+def _no_doubt(name: str, message: str) -> None:
+    """What may stand in an answer here, since neither ids nor counts are looked at."""
 
 
 async def _send(post: Post, payload: dict[str, Any]) -> Any:

@@ -136,6 +136,7 @@ class FleetClient(EngineClient):
     def __init__(self, fleet: Fleet, waits: Waits) -> None:
         super().__init__(fleet.url, fleet.engine_id, waits=waits, alive=fleet.alive)
         self._clients = [worker.client(waits) for worker in fleet.workers]
+        self.dialect = self._clients[0].dialect
         self._names = {worker.url: worker.engine_id for worker in fleet.workers}
         self._log = router.RouterLog(fleet.router.log_path)
         self._served: dict[str, str] = {}
@@ -179,23 +180,23 @@ class FleetClient(EngineClient):
 
     async def flush_cache(self) -> None:
         """As `EngineClient.flush_cache`, on every worker."""
-        await self._every(EngineClient.flush_cache)
+        await self._every(lambda worker: worker.flush_cache())
 
     async def abort_all(self) -> None:
         """As `EngineClient.abort_all`, on every worker; the router has no such endpoint."""
-        await self._every(EngineClient.abort_all)
+        await self._every(lambda worker: worker.abort_all())
 
     async def pause(self) -> None:
         """As `EngineClient.pause`, on every worker."""
-        await self._every(EngineClient.pause)
+        await self._every(lambda worker: worker.pause())
 
     async def continue_(self) -> None:
         """As `EngineClient.continue_`, on every worker."""
-        await self._every(EngineClient.continue_)
+        await self._every(lambda worker: worker.continue_())
 
     async def health(self) -> bool:
         """Whether the router and every worker answer 200 at `/health`."""
-        return await super().health() and all(await self._every(EngineClient.health))
+        return await super().health() and all(await self._every(lambda worker: worker.health()))
 
     async def model_info(self) -> dict[str, Any]:
         """As `EngineClient.model_info`, of the first worker.
@@ -203,7 +204,7 @@ class FleetClient(EngineClient):
         Raises:
             EngineError: Workers have weights of different versions; or as `EngineClient.model_info`.
         """
-        every: list[dict[str, Any]] = await self._every(EngineClient.model_info)
+        every: list[dict[str, Any]] = await self._every(lambda worker: worker.model_info())
         reported = [info.get("weight_version") for info in every]
         if len(set(reported)) > 1:
             raise EngineError(f"{self.url}: its workers have weights of different versions: {reported}")
@@ -215,7 +216,7 @@ class FleetClient(EngineClient):
 
     async def capabilities(self) -> Capabilities:
         """What every worker can promise, and the router takes."""
-        every: list[Capabilities] = await self._every(EngineClient.capabilities)
+        every: list[Capabilities] = await self._every(lambda worker: worker.capabilities())
         return replace(
             every[0],
             seeded=all(one.seeded for one in every),

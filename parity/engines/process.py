@@ -71,6 +71,7 @@ class EngineProcess:
         start_timeout: Seconds until it must be healthy.
         progress: Told about the start about once a second.
         healthy: Asks what answers at a port; by default whether `/health` answers 200.
+        speaks: How it is spoken to.
     """
 
     def __init__(
@@ -83,8 +84,10 @@ class EngineProcess:
         start_timeout: float,
         progress: Progress | None = None,
         healthy: Callable[[int], bool] | None = None,
+        speaks: type[EngineClient] = EngineClient,
     ) -> None:
         self.engine_id = engine_id
+        self._speaks = speaks
         self.log_path = log_dir / f"{engine_id}.log"
         self._command = command
         self._environment = {k: v for k, v in {**os.environ, **environment}.items() if v}
@@ -122,7 +125,7 @@ class EngineProcess:
 
     def client(self, waits: Waits = DEFAULT_WAITS) -> EngineClient:
         """A client for it, allowed to use every endpoint."""
-        return EngineClient(self.url, self.engine_id, waits=waits, alive=self.alive)
+        return self._speaks(self.url, self.engine_id, waits=waits, alive=self.alive)
 
     def start(self) -> None:
         """Starts the engine, and ends it before if it runs; blocks until it is healthy.

@@ -8,6 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from parity.engines import installed
+from parity.engines.client import EngineClient
+
+CLIENT = EngineClient
 
 ENVIRONMENT = {
     **installed.ENVIRONMENT,

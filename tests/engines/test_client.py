@@ -12,7 +12,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from parity.engines import EngineClient, client, open_engine
+from parity.engines import EngineClient, client
+from parity.engines.remote import remote_engine
 from parity.errors import EngineError, EngineUnavailable, UsageError
 from parity.records.exchanges import read_exchanges
 from rollout_patch import Capabilities, RequestFailed
@@ -403,7 +404,7 @@ async def test_information_that_is_no_object_is_an_error(impatient):
 
 async def test_somebody_elses_engine_is_asked_for_samples_and_not_touched(tmp_path):
     script = Script(generate=(200, {"text": "a"}), flush_cache=(200, "Cache flushed."), server_info=(200, {}))
-    async with serving(script) as there, open_engine(there.url, tmp_path, tmp_path).client() as engine:
+    async with serving(script) as there, remote_engine(there.url, control=False).client() as engine:
         assert await engine.generate({"text": "b"}) == {"text": "a"}
         assert await engine.capabilities() == Capabilities()
         before = len(script.asked)
@@ -418,7 +419,7 @@ async def test_somebody_elses_engine_is_asked_for_samples_and_not_touched(tmp_pa
         with pytest.raises(UsageError, match="somebody else runs"):
             await engine.continue_()
         assert len(script.asked) == before
-        async with open_engine(there.url, tmp_path, tmp_path, control=True).client() as allowed:
+        async with remote_engine(there.url, control=True).client() as allowed:
             await allowed.flush_cache()
         assert len(script.asked) == before + 1
 

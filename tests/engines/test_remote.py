@@ -1,14 +1,10 @@
 """A deployment that somebody else runs is named by its address and never started, restarted or stopped."""
 
-from pathlib import Path
-
 import pytest
 
-from parity.engines import open_engine
 from parity.engines.process import Engine
+from parity.engines.remote import remote_engine
 from parity.errors import EngineError, UsageError
-
-NOWHERE = Path("/nonexistent")
 
 
 @pytest.mark.parametrize(
@@ -21,7 +17,7 @@ NOWHERE = Path("/nonexistent")
     ],
 )
 def test_it_is_named_after_its_address_without_credentials(spec, url, engine_id):
-    engine: Engine = open_engine(spec, NOWHERE, NOWHERE)
+    engine: Engine = remote_engine(spec, control=False)
     assert (engine.url, engine.engine_id) == (url, engine_id)
 
 
@@ -30,11 +26,11 @@ def test_it_is_named_after_its_address_without_credentials(spec, url, engine_id)
 )
 def test_an_address_that_is_none_is_a_usage_error(spec):
     with pytest.raises(UsageError, match="http://HOST:PORT"):
-        open_engine(spec, NOWHERE, NOWHERE)
+        remote_engine(spec, control=False)
 
 
 def test_it_is_not_ours_to_restart_or_stop(monkeypatch):
-    engine = open_engine("http://127.0.0.1:1", NOWHERE, NOWHERE)
+    engine = remote_engine("http://127.0.0.1:1", control=False)
     engine.stop()
     assert engine.alive()
     monkeypatch.setattr("parity.engines.remote.RECOVERY_SECONDS", 0)

@@ -15,14 +15,14 @@ from parity.engines.embedded.server import build_app
 
 
 @contextmanager
-def serve_here(path: Path, max_running: int) -> Iterator[tuple[str, ServedModel]]:
+def serve_here(path: Path, max_running: int, dialect: str | None = None) -> Iterator[tuple[str, ServedModel]]:
     """URL and engine, for the block."""
     started, stop = threading.Event(), asyncio.Event()
     box: dict[str, object] = {}
 
     async def serve() -> None:
         engine = ServedModel(path, max_running)
-        runner = web.AppRunner(build_app(engine), handler_cancellation=True, shutdown_timeout=0.1)
+        runner = web.AppRunner(build_app(engine, dialect=dialect), handler_cancellation=True, shutdown_timeout=0.1)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         box.update(url=f"http://127.0.0.1:{runner.addresses[0][1]}", engine=engine, loop=asyncio.get_running_loop())

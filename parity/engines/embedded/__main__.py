@@ -33,6 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, default=2, help="threads of the forward pass")
     parser.add_argument("--max-running-requests", type=int, default=512, help="sequences that run at once")
     parser.add_argument("--weights-under", type=Path, help="the one directory that weights may be loaded from")
+    parser.add_argument("--dialect", choices=["sglang", "vllm"], help="answer as this engine alone; by default as both")
     parser.add_argument("--fault", choices=list(FAULTS), help="plant a defect")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
@@ -49,6 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
                 options.max_running_requests,
                 guard,
                 options.fault,
+                options.dialect,
             )
         )
     except (CheckpointError, UsageError, OSError) as error:
@@ -58,7 +60,14 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 async def _serve(
-    path: Path, host: str, port: int, port_file: Path | None, max_running: int, guard: Guard, fault: str | None
+    path: Path,
+    host: str,
+    port: int,
+    port_file: Path | None,
+    max_running: int,
+    guard: Guard,
+    fault: str | None,
+    dialect: str | None,
 ) -> None:
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -66,7 +75,7 @@ async def _serve(
     engine = ServedModel(path, max_running)
     if fault is not None:
         FAULTS[fault][1](engine)
-    runner = web.AppRunner(build_app(engine, guard), handler_cancellation=True, shutdown_timeout=0.5)
+    runner = web.AppRunner(build_app(engine, guard, dialect), handler_cancellation=True, shutdown_timeout=0.5)
     await runner.setup()
     site = web.TCPSite(runner, host, port)
     await site.start()

@@ -25,12 +25,16 @@ HEALTH_TIMEOUT = 20.0
 PAUSE_MODES = ("abort", "retract", "in_place")
 
 
-def build_app(engine: ServedModel, guard: Guard = OPEN) -> web.Application:
-    """The web application of an engine."""
+def build_app(engine: ServedModel, guard: Guard = OPEN, dialect: str | None = None) -> web.Application:
+    """The web application of an engine, which answers in one dialect, `sglang` or `vllm`, or by default in both."""
     face = _Face(engine, guard)
     app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[guard.check, _refusals])
-    both: tuple[tuple[str, Callable[[web.Request], Awaitable[web.StreamResponse]]], ...] = (
-        ("/health", face.health),
+    app.add_routes([web.get("/health", face.health), web.get("/metrics", face.metrics)])
+    if dialect != "sglang":
+        app.add_routes(vllm_routes(engine, guard, dialect == "vllm"))
+    if dialect == "vllm":
+        return app
+    gets: tuple[tuple[str, Callable[[web.Request], Awaitable[web.StreamResponse]]], ...] = (
         ("/health_generate", face.health_generate),
         ("/model_info", face.model_info),
         ("/get_model_info", face.model_info),
@@ -39,9 +43,9 @@ def build_app(engine: ServedModel, guard: Guard = OPEN) -> web.Application:
         ("/workers", face.workers),
         ("/v1/loads", face.loads),
         ("/weights_checker", face.weights_checker),
-        ("/metrics", face.metrics),
+        ("/flush_cache", face.flush_cache),
     )
-    app.add_routes([web.get(path, handler) for path, handler in both])
+    app.add_routes([web.get(path, handler) for path, handler in gets])
     app.add_routes(
         [
             web.post("/generate", face.generate),
@@ -51,10 +55,8 @@ def build_app(engine: ServedModel, guard: Guard = OPEN) -> web.Application:
             web.post("/continue_generation", face.continue_generation),
             web.post("/flush_cache", face.flush_cache),
             web.post("/weights_checker", face.weights_checker),
-            web.get("/flush_cache", face.flush_cache),
         ]
     )
-    app.add_routes(vllm_routes(engine, guard))
     return app
 
 

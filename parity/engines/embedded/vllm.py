@@ -53,14 +53,15 @@ _NOT_SERVED = (
 Handler = Callable[[web.Request], Coroutine[Any, Any, web.StreamResponse]]
 
 
-def vllm_routes(engine: ServedModel, guard: Guard) -> list[web.RouteDef]:
-    """The endpoints, for an application."""
+def vllm_routes(engine: ServedModel, guard: Guard, alone: bool) -> list[web.RouteDef]:
+    """The endpoints, for an application; `/server_info`, which is also SGLang's, where they are `alone`."""
     face = _Face(engine, guard)
     gets: Mapping[str, Handler] = {
         "/version": face.version,
         "/v1/models": face.models,
         "/weight_info": face.weight_info,
         "/is_paused": face.is_paused,
+        **({"/server_info": face.server_info} if alone else {}),
     }
     posts: Mapping[str, Handler] = {
         "/inference/v1/generate": face.generate,
@@ -300,6 +301,11 @@ class _Face:
         model = {"id": self._name, "object": "model", "created": int(time.time()), "owned_by": OWNER}
         model |= {"root": str(self._engine.path), "max_model_len": self._engine.limits.context_length}
         return answer({"object": "list", "data": [model]})
+
+    async def server_info(self, _: web.Request) -> web.Response:
+        scheduler = {"max_num_seqs": self._engine.scheduler.max_running, "enable_chunked_prefill": False}
+        model = {"dtype": "torch.float64", "logprobs_mode": "raw_logprobs", "max_logprobs": MAX_LOGPROBS}
+        return answer({"vllm_config": {"model_config": model, "scheduler_config": scheduler}})
 
     async def weight_info(self, _: web.Request) -> web.Response:
         return answer({"weight_version": self._engine.scheduler.weight_version})
