@@ -301,14 +301,19 @@ async def _run_pairs(
         # In other words after a resume where a refusal names a port, but then the capabilities say the same.
         facts["engine_determinism"] = experiment.get("engine_determinism", joint.to_json())
         amend_experiment(out, facts)
-        pairs = plan_pairs(config, designs)
+        pairs, tokenizer = plan_pairs(config, designs), load_tokenizer(policy)
         senders = {
             one: GroupSender(
-                SteadyPost(client), seen[one].capabilities, client.served_by, placeholders=placeholders_of(task)
+                SteadyPost(client),
+                seen[one].capabilities,
+                client.served_by,
+                placeholders=placeholders_of(task),
+                dialect=client.dialect,
+                decode=lambda ids: str(tokenizer.decode(ids, skip_special_tokens=True)),
             )
             for one, client in clients.items()
         }
-        bench = _Bench(config, out, task, load_tokenizer(policy), policy, engines, clients, senders, nonce)
+        bench = _Bench(config, out, task, tokenizer, policy, engines, clients, senders, nonce)
         total = sum(len(pair.names) * pair.steps for pair in pairs)
         done = here = 0
         start = time.monotonic()

@@ -18,6 +18,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from parity.cli.parsing import Command
 from parity.cli.shared import command_line, given_options, new_directory, new_results
 from parity.errors import EngineError, UsageError, shown
+from parity.records.arms import ENGINES
 
 if TYPE_CHECKING:
     from parity.commands.bench import Step  # loads scipy, which takes a second
@@ -44,7 +45,7 @@ BENCH_EXIT = (
 @click.argument("url", required=False)
 @click.option(
     "--engine",
-    type=click.Choice(["embedded", "sglang"]),
+    type=click.Choice(ENGINES),
     help="Start engines; one that is up is given by its URL alone. Default without a URL: embedded.",
 )
 @click.option(

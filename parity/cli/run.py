@@ -50,7 +50,9 @@ Examples:
 
 @click.command(cls=Command, epilog=RUN_EXAMPLES + "\n" + EXIT_HELP)
 @arm_options
-@click.option("--engine", default="embedded", show_default=True, help="embedded, sglang, or the URL of a deployment.")
+@click.option(
+    "--engine", default="embedded", show_default=True, help="embedded, sglang, vllm, or the URL of a deployment."
+)
 @fleet_options
 @click.option(
     "--control", is_flag=True, help="Allow weight updates on a deployment at a URL; it must see this file system."

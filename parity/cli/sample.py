@@ -51,7 +51,7 @@ Examples:
     "--engine",
     default="embedded",
     show_default=True,
-    help="embedded, sglang, or the URL of a deployment, which keeps its weights and is only asked.",
+    help="embedded, sglang, vllm, or the URL of a deployment, which keeps its weights and is only asked.",
 )
 @fleet_options
 @click.option("--model-path", help="A checkpoint for an engine started here. Default: a policy warm-started on --task.")

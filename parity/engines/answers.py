@@ -8,6 +8,7 @@ from typing import Any
 from parity.engines.client import DAMAGED_TRIES, EngineClient
 from parity.errors import EngineError
 from parity.findings import short_repr
+from parity.records.exchanges import Exchange
 from rollout_patch import RequestFailed
 
 REQUEST_RETRIES = 20
@@ -42,8 +43,9 @@ class SteadyPost:
             if failure.status is None or failure.status >= 400:
                 raise
             raise RequestFailed(None, f"damaged answer, status {failure.status}: {failure.body}") from failure
-        foreign = self._foreign(answer)
-        damage = foreign or damage_of(payload, answer)
+        exchange = Exchange(payload, 200, answer)  # in one set of words, whatever the dialect
+        foreign = self._foreign(exchange)
+        damage = foreign or damage_of(exchange)
         if not damage:
             return answer
         tries = self._damaged.get(id(payload), (payload, 0))[1] + 1
@@ -54,12 +56,12 @@ class SteadyPost:
             raise EngineError(f"{self._client.url}: {foreign}")
         return answer
 
-    def _foreign(self, answer: Any) -> str:
+    def _foreign(self, exchange: Exchange) -> str:
         """That an output is of other weights than the client gave the engine; empty where it is not."""
         expected = self._client.weights
         if expected is None:
             return ""
-        for item in answer if isinstance(answer, list) else [answer]:
+        for item in exchange.outputs:
             meta = item.get("meta_info") if isinstance(item, dict) else None
             version = meta.get("weight_version") if isinstance(meta, dict) else None
             if version is not None and version != expected:
@@ -71,18 +73,15 @@ class SteadyPost:
         return ""
 
 
-def damage_of(payload: Mapping[str, Any], answer: Any) -> str:
+def damage_of(exchange: Exchange) -> str:
     """What no sound engine answers to a request for single prompts, lists or n; empty where there is nothing."""
-    prompts = payload.get("input_ids", payload.get("text"))
-    batch = isinstance(prompts, list) and bool(prompts) and isinstance(prompts[0], (list, str))
-    params = payload.get("sampling_params")
-    n = params.get("n", 1) if isinstance(params, dict) else 1
-    count = (len(prompts) if batch and isinstance(prompts, list) else 1) * (max(n, 1) if isinstance(n, int) else 1)
+    answer, batch = exchange.response, exchange.is_batch
+    count = len(exchange.prompts) * max(exchange.n, 1)
     if isinstance(answer, dict) and "meta_info" in answer and count > 1:
         return ""  # one sample for several: an engine that takes no groups, which whoever asked finds out
     if not isinstance(answer, list if batch or count > 1 else dict):
         return f"{type(answer).__name__} for {count} samples"
-    items = answer if isinstance(answer, list) else [answer]
+    items = exchange.outputs
     if len(items) != count:
         return f"{len(items)} outputs for {count} samples"
     return next((f"output {place}: {damage}" for place, item in enumerate(items) if (damage := _item_damage(item))), "")

@@ -227,7 +227,7 @@ class EngineClient:
         """
         for endpoint in ("/weights_checker", "/weight_checker"):
             status, body = await self._again("POST", endpoint, {"action": "checksum"}, object)
-            answer = _decode(body)
+            answer = decode(body)
             if status == 200 and isinstance(answer, dict):
                 ranks = answer.get("ranks")
                 parts = ranks if isinstance(ranks, list) else [answer]

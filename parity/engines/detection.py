@@ -1,8 +1,8 @@
 """What an engine's samples depend on, found by asking it: 23 short requests, none of which changes anything.
 
-The prompts are sampled at a high temperature, so that two independent responses are equal with a chance of about one in
-a vocabulary's size to the power of `TOKENS`, whatever the policy has learnt. A response here is its tokens and their
-log-probs, since a twin compares both bit for bit.
+The prompts mean nothing and are sampled at the highest temperature that every engine takes, so that two independent
+responses are hardly ever equal: with a chance of about 1e-20 for the warm-started default policy. A response here is
+its tokens and their log-probs, since a twin compares both bit for bit.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ from rollout_patch import (
 SLOTS = 4
 """Samples of a group that is asked for."""
 
-TOKENS = 12
-TEMPERATURE = 8.0
+TOKENS = 24
+TEMPERATURE = 2.0
+"""vLLM refuses higher ones."""
 SEEDS = tuple(range(20_011, 20_011 + SLOTS))
 
 CROWD = 6
@@ -144,7 +145,7 @@ class _Asker:
 
     post: Post
     dialect: Dialect
-    announced: Capabilities
+    announced: Capabilities = Capabilities()  # noqa: RUF009 (frozen)
 
 
 async def detect_determinism(post: Post, announced: Capabilities, dialect: Dialect = SGLANG) -> Determinism:
@@ -204,6 +205,65 @@ async def detect_determinism(post: Post, announced: Capabilities, dialect: Diale
 
 
 _NO_SEEDS = Fact(None, "seeds do not hold")
+
+
+async def detect_alike(posts: Mapping[str, tuple[Post, Dialect]]) -> Fact:
+    """Whether several engines, which must hold the same weights, give a seed the same response; where they part first.
+
+    Raises:
+        EngineUnavailable: As `detect_determinism`.
+    """
+    (name, (post, dialect)), *others = posts.items()
+    expected = await _ask(_Asker(post, dialect), "per-sample", SEEDS)
+    for other, (of_other, other_dialect) in others:
+        found = await _ask(_Asker(of_other, other_dialect), "per-sample", SEEDS)
+        fact = _equal(expected, found)
+        if not fact.holds:
+            return Fact(fact.holds, f"{name} and {other}: {fact.seen}{_parting(name, expected, other, found)}")
+    return Fact(True, f"{len(SEEDS)} seeds at {', '.join(posts)}")
+
+
+def _parting(name: str, expected: Answer, other: str, found: Answer) -> str:
+    """Where two engines' responses part first."""
+    if isinstance(expected, str) or isinstance(found, str):
+        return ""
+    for seed, (tokens, values), (other_tokens, other_values) in zip(SEEDS, expected, found, strict=True):
+        both = zip(tokens, other_tokens, values, other_values, strict=False)  # the shorter one ends there
+        for place, (one, two, value, other_value) in enumerate(both):
+            if (one, value) != (two, other_value):
+                return (
+                    f"; seed {seed} parts at token {place}: {one} ({value:.6g}) at {name}, {two} ({other_value:.6g}) "
+                    f"at {other}"
+                )
+    return ""
+
+
+def together(seen: Sequence[tuple[str, Determinism]], alike: Fact | None) -> Determinism:
+    """What can be promised of several engines: each fact as the first one has it that does not hold it.
+
+    Args:
+        seen: Of each arm, its way of asking and what its engine was seen to promise.
+        alike: What `detect_alike` found.
+    """
+    first = seen[0][1]
+    if all(one is first for _, one in seen):
+        return first
+
+    def joint(name: str) -> Fact:
+        way = {"seed_per_slot": "native", "seed_per_item": "batched"}.get(name)  # which these speak of
+        facts: list[Fact] = [getattr(one, name) for of_arm, one in seen if way in (None, of_arm)]
+        return next((fact for fact in facts if not fact.holds), facts[0] if facts else getattr(first, name))
+
+    clones = tuple(way for way in WAYS if any(way == of_arm and way in one.clones for of_arm, one in seen))
+    facts = {name: joint(name) for name in SENTENCES if name != "alike"}
+    capabilities = replace(
+        first.capabilities,
+        seeded=all(one.capabilities.seeded for _, one in seen),
+        seed_per_slot=bool(facts["seed_per_slot"].holds),
+        free_clones="native" in clones,
+    )
+    said = tuple(dict.fromkeys(text for _, one in seen for text in one.contradictions))
+    return replace(first, **facts, capabilities=capabilities, clones=clones, contradictions=said, alike=alike)
 
 
 async def _ask(asker: _Asker, arm: str, seeds: Sequence[int | None], prompt: Sequence[int] = _PROMPT) -> Answer:

@@ -60,7 +60,7 @@ async def ask_engines(
     """
     names = asked.deployments
     seen = {
-        deployment: await detect_determinism(client.generate, await client.capabilities())
+        deployment: await detect_determinism(client.generate, await client.capabilities(), client.dialect)
         for deployment, client in clients.items()
     }
     for deployment, of_engine in seen.items():
@@ -68,7 +68,7 @@ async def ask_engines(
         note(f"engine {called}{engine_words(deployment)}: {of_engine.summary}")
     if len(seen) == 1:
         return seen, next(iter(seen.values()))
-    alike = await detect_alike({names[one]: client.generate for one, client in clients.items()})
+    alike = await detect_alike({names[one]: (client.generate, client.dialect) for one, client in clients.items()})
     note(f"engines answer seeds {'alike' if alike.holds else 'differently'}: {alike.seen}")
     return seen, together([(asked.arm(arm).way, seen[asked.deployment(arm)]) for arm in asked.arms], alike)
 

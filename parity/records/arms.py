@@ -22,7 +22,7 @@ else:
 WAYS = ("per-sample", "batched", "native")
 """The ways of asking for a group: n requests, one request with a list of n prompts, one request with `n`."""
 
-ENGINES = ("embedded", "sglang")
+ENGINES = ("embedded", "sglang", "vllm")
 """Engines that can be started here; a URL names one that somebody else runs."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -37,7 +37,7 @@ class Deployment:
     """Who answers: arms with an equal one share its engines.
 
     Attributes:
-        engine: ``embedded``, ``sglang``, or the URL of a deployment.
+        engine: ``embedded``, ``sglang``, ``vllm``, or the URL of a deployment.
         options: Added to the command that starts an engine.
         environment: Added to the variables of an engine that is started; an empty value removes one.
         workers: How many engines to start.
@@ -107,7 +107,7 @@ class ArmsAsked:
     Attributes:
         baseline: The arm compared with.
         experiment: The arm in question, the first one where there are several.
-        engine: ``embedded``, ``sglang``, or the URL of a deployment, of arms without a spec.
+        engine: ``embedded``, ``sglang``, ``vllm``, or the URL of a deployment, of arms without a spec.
         workers: How many engines to start, likewise.
         router: The policy of the router in front of them; empty: `round_robin` for several, no router for one.
         specs: What each arm sets, baseline first; empty: baseline and experiment are ways of asking the one engine.

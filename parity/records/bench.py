@@ -103,7 +103,7 @@ class BenchConfig:
         repeats: Measured rollouts of each mode.
         warm_up: Rollouts of each mode before them, which are not counted.
         seed: Of the prompts and of the modes' order.
-        engine: `embedded`, `sglang`, or the URL of a deployment.
+        engine: `embedded`, `sglang`, `vllm`, or the URL of a deployment.
         workers: Engines to start.
         routers: Policies, with a router before the same engines for each; none starts no router for one worker.
     """

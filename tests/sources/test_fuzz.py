@@ -129,8 +129,8 @@ def test_no_json_lines_make_a_reader_fail_otherwise(rows: list[dict[str, Any]], 
 @fuzzed
 @given(payload=ROWS, answer=VALUES | ROWS | st.lists(ROWS, max_size=3))
 def test_no_answer_makes_the_decoder_fail_otherwise(payload: dict[str, Any], answer: Any) -> None:
-    assert isinstance(damage_of(payload, answer), str)
     try:
+        assert isinstance(damage_of(Exchange(payload, 200, answer)), str)
         exchange = Exchange.from_json({"request": payload, "status": 200, "response": answer}, "here")
         assert exchange.outputs is not None
     except ParityError:

@@ -143,7 +143,7 @@ async def _sample(
         store.amend({**stated, **await _model(clients, policy), "engine_determinism": joint.to_json()})
         check_free_groups([config.arm(arm).way for arm in config.arms], joint)
         senders = {
-            one: GroupSender(SteadyPost(client), seen[one].capabilities, client.served_by)
+            one: GroupSender(SteadyPost(client), seen[one].capabilities, client.served_by, dialect=client.dialect)
             for one, client in clients.items()
         }
         paths = {arm: ArmPath(arm, config.arm(arm), senders[config.deployment(arm)]) for arm in config.arms}

@@ -37,8 +37,8 @@ from parity.engines.embedded.served import ServedModel
 OWNER = "parity-embedded"
 """Who owns the model, by `/v1/models`: how this engine is told from vLLM."""
 MAX_LOGPROBS = 20
-COLDEST = 0.01
-"""Temperatures above 0 are raised to this."""
+COLDEST, HOTTEST = 0.01, 2.0
+"""What temperatures above 0 are raised to, and above which they are refused."""
 
 _PASSED = (
     *("temperature", "top_p", "min_p", "stop", "ignore_eos", "skip_special_tokens"),
@@ -252,8 +252,10 @@ class _Face:
             if params.get(field) not in (None, 0, [], False):
                 raise refused(f"{field} is not served by the embedded engine.")
         sampling = {field: params[field] for field in _PASSED if params.get(field) is not None}
-        if isinstance(temperature := sampling.get("temperature"), (int, float)) and 0 < temperature < COLDEST:
-            sampling["temperature"] = COLDEST
+        if isinstance(temperature := sampling.get("temperature"), (int, float)):
+            if temperature > HOTTEST:
+                raise refused(f"temperature must be in [0, {HOTTEST:g}], got {temperature}.")
+            sampling["temperature"] = max(temperature, COLDEST) if temperature > 0 else temperature
         top_k = _whole(params.get("top_k") or 0, "top_k")
         seed = _whole(-1 if params.get("seed") is None else params["seed"], "seed")
         if not -1 <= seed < 2**64:

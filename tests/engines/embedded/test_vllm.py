@@ -115,6 +115,11 @@ def test_log_probs_are_those_of_temperature_1(engine_url, ask):
     assert shared and all(known[one["token_id"]] == one["logprob"] for one in shared)
 
 
+def test_a_temperature_above_2_is_refused(engine_url, ask):
+    sampling = {"max_tokens": 1, "temperature": 2.5}
+    assert ask(engine_url, GENERATE, {"token_ids": PROMPT, "sampling_params": sampling})[0] == 400
+
+
 def test_ignore_eos_leaves_stop_token_ids_in_force(engine_url, ask):
     ids, _ = tokens(asked(engine_url, ask, {"seed": 7}))[0]
     (choice,) = asked(engine_url, ask, {"seed": 7, "stop_token_ids": [ids[2]]})["choices"]
