@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 
 from parity.conformance.probe import NotCompared, Probe
+from parity.engines.checkpoints import safetensors_header
+from parity.errors import InputError
 
 ENCODER = re.compile(r"(model\.)?visual\.")
 """How the names of a vision encoder's tensors begin, as of Qwen2.5-VL."""
 LAYERS = re.compile(r"(?!(model\.)?visual\.)(.*\.)?layers\.")
 """How the names of a language model's layers begin."""
-MAX_HEADER_BYTES = 100 << 20
-"""Of a safetensors file, by its format."""
 
 
 async def served_checkpoint(probe: Probe) -> tuple[Path, str | None]:
@@ -96,10 +96,7 @@ def _matrices(file: Path, names: re.Pattern[str]) -> list[tuple[int, tuple[int, 
 
 
 def _header(file: Path) -> tuple[dict[str, Any], int]:
-    """The header of a safetensors file, and where its data begin."""
-    with file.open("rb") as stream:
-        size = int.from_bytes(stream.read(8), "little")
-        if size > MAX_HEADER_BYTES:
-            raise NotCompared("{file} is no safetensors file: its header would have {size} bytes", file=file, size=size)
-        header: dict[str, Any] = json.loads(stream.read(size))
-    return header, 8 + size
+    try:
+        return safetensors_header(file)
+    except InputError as error:
+        raise NotCompared("{error}", error=error) from error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import re
 import tempfile
 from collections.abc import AsyncIterator, Sequence
@@ -30,6 +29,7 @@ from parity.conformance.probe import (
     require,
     short,
 )
+from parity.engines.client import OF_NOTHING
 
 DRAIN_SECONDS = 10
 REFUSED = 400
@@ -40,8 +40,6 @@ MOVED = 0.05
 """Nats by which log-probs of a prompt must move at least where every layer of one file of weights is another."""
 CLOSE = 0.1
 """The gap of the old weights' log-probs, before and after, as the largest share of their gap from the new ones'."""
-NOTHING = hashlib.sha256().hexdigest()
-"""The digest of no bytes at all, which engines report of tensors that they have packed away."""
 
 CASES = Cases()
 
@@ -144,7 +142,7 @@ async def _digests(probe: Probe) -> dict[str, str]:
 async def digests_of_something(probe: Probe) -> None:
     """No digest of a weight is that of zero bytes."""
     digests = await _digests(probe)
-    empty = [name for name, digest in digests.items() if digest == NOTHING]
+    empty = [name for name, digest in digests.items() if digest == OF_NOTHING]
     what = "{count} of {total} tensors whose digest is the SHA-256 of zero bytes"
     require("checksums", bool(digests) and not empty, [], empty, what, count=len(empty), total=len(digests))
 

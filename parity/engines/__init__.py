@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from parity.engines import installed, sglang, vllm
+from parity.engines.checkpoints import ties_head, with_head
 from parity.engines.client import EngineClient
 from parity.engines.fleet import Fleet
 from parity.engines.process import OWN_IMPORTS, Engine, EngineProcess, Progress
@@ -122,6 +123,8 @@ def _process(
         )
     if real := _REAL.get(spec):
         python = installed.find_python(spec)
+        if spec == "vllm" and ties_head(model_path):
+            model_path = with_head(model_path, log_dir / f"{engine_id}-checkpoint")
         return EngineProcess(
             engine_id,
             lambda port: [*real.command(python, model_path, port), *options],

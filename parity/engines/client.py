@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import math
 import re
@@ -36,6 +37,8 @@ _PASSING = (408, 409, 425, 429, 500, *_UNAVAILABLE)
 _GENERATED = re.compile(
     rb"^(?:sglang:|vllm:)?generation_tokens_total(?:\{[^}\n]{0,1000}\})? ([0-9.e+]{1,30})", re.MULTILINE
 )
+OF_NOTHING = hashlib.sha256().hexdigest()
+"""The digest of zero bytes."""
 DAMAGED_TRIES = 5
 """How often one request may be answered wrongly until that is no accident any more."""
 _INFO_TYPES = {"version": str, "weight_version": str, "deterministic": bool, "seed_per_slot": bool}
@@ -222,6 +225,8 @@ class EngineClient:
     async def weight_digests(self) -> dict[str, str]:
         """The digest of each weight by rank and name, where the engine gives them; else nothing.
 
+        One of zero bytes is left out: vLLM on a CPU gives it for every matrix that it has packed.
+
         Raises:
             EngineUnavailable: No answer.
         """
@@ -232,7 +237,8 @@ class EngineClient:
                 ranks = answer.get("ranks")
                 parts = ranks if isinstance(ranks, list) else [answer]
                 sums = [part.get("checksums") if isinstance(part, dict) else None for part in parts]
-                return {f"{k}:{name}": str(v) for k, rank in enumerate(sums) for name, v in dict(rank or {}).items()}
+                named = {f"{k}:{name}": str(v) for k, rank in enumerate(sums) for name, v in dict(rank or {}).items()}
+                return {name: digest for name, digest in named.items() if digest != OF_NOTHING}
         return {}
 
     async def server_info(self) -> dict[str, Any]:

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import secrets
+import tempfile
 import uuid
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from parity.engines import installed
+from parity.engines.checkpoints import HEAD_FILE, ties_head, with_head
 from parity.engines.client import EngineClient, decode
 from parity.errors import EngineError
 from rollout_patch import Capabilities
@@ -26,6 +29,9 @@ FIXED_PROMPT = list(range(5, 16))
 """Whose log-probs show whether weights have arrived."""
 
 Scores = tuple[float, ...]
+
+UNTIED = {"tie_word_embeddings": False}
+"""What of a checkpoint's configuration is overridden where its head is given beside it."""
 
 ENVIRONMENT = {
     **installed.ENVIRONMENT,
@@ -50,8 +56,11 @@ def command(python: Path, model_path: Path, port: int) -> list[str]:
         "--enable-scale-out",
         # Counts the cached tokens of an answer.
         "--enable-prompt-tokens-details",
+        # Sampling parameters are those of the request alone, not of the checkpoint's generation_config.json.
+        *("--generation-config", "vllm"),
         # Draws without a seed come from this one; its default is the same for every server.
         *("--seed", str(secrets.randbelow(2**31))),
+        *(["--hf-overrides", json.dumps(UNTIED)] if (model_path / HEAD_FILE).exists() else []),
     ]
 
 
@@ -79,10 +88,11 @@ class VllmClient(EngineClient):
         """
         self.weights = None
         digest = await asyncio.to_thread(_digest, path)
-        await self._control("/pause?mode=wait", {})
-        await self._control(
-            "/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(path.absolute())}}
-        )
+        with tempfile.TemporaryDirectory() as scratch:
+            checkpoint = await self._loadable(path, Path(scratch) / "checkpoint")
+            await self._control("/pause?mode=wait", {})
+            kwargs = {"weights_path": str(checkpoint.absolute())}
+            await self._control("/collective_rpc", {"method": "reload_weights", "kwargs": kwargs})
         await self._control("/update_weight_version", {"new_version": version})
         await self._control("/resume", {})
         reported, scores = (await self.model_info())["weight_version"], await self._scores()
@@ -97,6 +107,28 @@ class VllmClient(EngineClient):
                 f"and the log-probs of a fixed prompt are the same to the last bit: {list(scores)}"
             )
         self.weights = version
+
+    async def _loadable(self, checkpoint: Path, copy: Path) -> Path:
+        """The checkpoint in a form that this server takes whole.
+
+        On a CPU a head that is tied to the embedding is packed when the server starts, and a reload leaves it as it
+        was: the embedding is then new and the head old. So the server is started without the tie (`UNTIED`), and given
+        the head beside the rest.
+
+        Raises:
+            EngineError: The server would keep the output head that it was started with.
+        """
+        info = await self.server_info()
+        if info.get("device") != "cpu" or not ties_head(checkpoint):
+            return checkpoint
+        overrides = info.get("hf_overrides")
+        if not isinstance(overrides, dict) or not UNTIED.items() <= overrides.items():
+            raise EngineError(
+                f"{self.url}: vLLM on a CPU keeps the output head that it was started with, as {checkpoint} ties it to "
+                "the embedding, so that half of an update would not arrive: start it from a checkpoint that has "
+                f"lm_head.weight, with --hf-overrides '{json.dumps(UNTIED)}'"
+            )
+        return with_head(checkpoint, copy)
 
     async def _scores(self) -> Scores:
         """The log-probs of a fixed prompt, computed anew: nothing was ever cached under its salt."""
@@ -174,7 +206,7 @@ class VllmClient(EngineClient):
 
 
 _SETTINGS = {
-    "model_config": ("dtype", "seed", "logprobs_mode", "max_logprobs"),
+    "model_config": ("dtype", "seed", "logprobs_mode", "max_logprobs", "hf_overrides"),
     "scheduler_config": ("enable_chunked_prefill", "max_num_batched_tokens", "max_num_seqs"),
     "cache_config": ("enable_prefix_caching", "block_size"),
     "device_config": ("device",),

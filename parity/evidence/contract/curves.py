@@ -22,7 +22,11 @@ METRIC_TOLERANCE = 1e-6
 COUNTED = ("rollout/zero_std/", "rollout/missing/", "rollout_patch/")
 """Prefixes of metrics that are logged only at steps at which what they count happened."""
 
+PER_REQUEST = ("rollout/avg_cached_tokens_per_sample", "rollout/prefix_cache_hit_rate")
+"""Metrics of what some engines count for a whole request, so that one way of asking can have them alone."""
+
 _SPARSE = Message("logged only at some steps")
+_ONE_WAY = Message("logged only at some steps, or in one way of asking")
 
 TRAIN_ROLLOUT_METRIC = "train/train_rollout_logprob_abs_diff"
 LARGEST_TRAIN_ROLLOUT_GAP = 0.1
@@ -228,6 +232,7 @@ def arms_same_steps(baseline: Sequence[RunCurves], experiment: Sequence[RunCurve
     """Both arms log the same metrics at the same steps, apart from metrics that are logged when something happens."""
     arms = [_steps_of(runs) for runs in (baseline, experiment)]
     irregular = {curve.metric for curve in _all([*baseline, *experiment]) if len(_gaps(curve)) > 1}
+    irregular |= {name for name in PER_REQUEST if not all(name in arm for arm in arms)}
     names = sorted(arms[0].keys() | arms[1].keys())
     compared = [name for name in names if name not in irregular and not name.startswith(COUNTED)]
     cases = []
@@ -244,7 +249,7 @@ def arms_same_steps(baseline: Sequence[RunCurves], experiment: Sequence[RunCurve
             )
             cases.append(Case(Where(None, lone[0], None, None, name), len(left), len(right), message))
     left_out = len(names) - len(compared)
-    return Outcome(len(compared), len(cases), tuple(cases[:SHOWN]), left_out, _SPARSE)
+    return Outcome(len(compared), len(cases), tuple(cases[:SHOWN]), left_out, _ONE_WAY)
 
 
 def _steps_of(runs: Sequence[RunCurves]) -> dict[str, set[int]]:
