@@ -232,9 +232,9 @@ def arms_same_steps(baseline: Sequence[RunCurves], experiment: Sequence[RunCurve
     """Both arms log the same metrics at the same steps, apart from metrics that are logged when something happens."""
     arms = [_steps_of(runs) for runs in (baseline, experiment)]
     irregular = {curve.metric for curve in _all([*baseline, *experiment]) if len(_gaps(curve)) > 1}
-    irregular |= {name for name in PER_REQUEST if not all(name in arm for arm in arms)}
+    one_way = {name for name in PER_REQUEST if sum(name in arm for arm in arms) == 1}
     names = sorted(arms[0].keys() | arms[1].keys())
-    compared = [name for name in names if name not in irregular and not name.startswith(COUNTED)]
+    compared = [name for name in names if name not in irregular | one_way and not name.startswith(COUNTED)]
     cases = []
     for name in compared:
         left, right = (arm.get(name, set()) for arm in arms)
@@ -249,7 +249,7 @@ def arms_same_steps(baseline: Sequence[RunCurves], experiment: Sequence[RunCurve
             )
             cases.append(Case(Where(None, lone[0], None, None, name), len(left), len(right), message))
     left_out = len(names) - len(compared)
-    return Outcome(len(compared), len(cases), tuple(cases[:SHOWN]), left_out, _ONE_WAY)
+    return Outcome(len(compared), len(cases), tuple(cases[:SHOWN]), left_out, _ONE_WAY if one_way else _SPARSE)
 
 
 def _steps_of(runs: Sequence[RunCurves]) -> dict[str, set[int]]:

@@ -191,3 +191,13 @@ def test_a_metric_or_steps_of_one_arm_alone_are_found() -> None:
 def test_a_metric_with_one_gap_has_the_same_steps_in_both_arms() -> None:
     found = judged(records(range(8)), records([0, 1, 2, 4, 5, 6, 7]))["curve_arms_same_steps"]
     assert (found.where.rollout_id, found.expected, found.observed) == (3, 8, 7)
+
+
+@pytest.mark.parametrize("name", ["rollout/avg_cached_tokens_per_sample", "rollout/prefix_cache_hit_rate"])
+def test_what_an_engine_counts_a_request_may_be_of_one_arm_alone(name: str) -> None:
+    alone = curves(records(range(5), **{name: 1.0}), records(range(5)))
+    found = [f for f in check_curves([alone[0]], [alone[1]]) if f.check == "curve_arms_same_steps"]
+    assert {f.status for f in found} == {Status.PASS, Status.NOT_COMPARED}
+    assert {f.evidence["not_compared"] for f in found} == {1}
+    short = judged(records(range(5), **{name: 1.0}), records(range(3), **{name: 1.0}))["curve_arms_same_steps"]
+    assert (short.expected, short.observed) == (5, 3)
