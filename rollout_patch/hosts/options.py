@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -13,6 +14,7 @@ from rollout_patch.assignment import DESIGNS, Assignment, fixed, probe, switchba
 from rollout_patch.requests import ARMS
 
 _SHARE = 0.1
+_SWITCHES = ("parameter_lists", "seed_per_slot", "evaluation", "strict", "allow_unknown_host")
 _OF_ARGUMENTS, _OF_ENVIRONMENT = "rollout_patch_", "ROLLOUT_PATCH_"
 SWITCH = "SGLANG_NATIVE_GROUP_SAMPLING"
 """The variable of Relax's launchers that switches group sampling on."""
@@ -66,25 +68,28 @@ def read_options(args: Any, environment: Mapping[str, str]) -> Options:
         _OF_ARGUMENTS, getattr(args, "__dict__", {}), [f"{_OF_ARGUMENTS}{name}" for name in Options.__slots__]
     )
     refuse_unknown_variables(environment)
-    given = {name: _given(name, args, environment) for name in Options.__slots__}
-    arm, design, chunk = given["arm"] or "native", given["design"] or "fixed", given["chunk"]
+    read = {name: _given(name, args, environment) for name in Options.__slots__}
+    given = {"arm": "native", "design": "fixed"} | {
+        name: value for name, value in read.items() if value not in (None, "")
+    }
+    arm, design, chunk, record = given["arm"], given["design"], given.get("chunk"), given.get("record")
     if arm not in ARMS:
         raise ValueError(f"rollout_patch_arm is {arm!r}, none of {ARMS}")
     if design not in DESIGNS:
         raise ValueError(f"rollout_patch_design is {design!r}, none of {DESIGNS}")
     if design != "fixed" and arm == "per-sample":
         raise ValueError(f"rollout_patch_arm is 'per-sample', with which the design {design!r} compares it already")
-    if chunk is not None and (not str(chunk).isdigit() or int(chunk) < 1):
+    if chunk is not None and not re.fullmatch(r"0*[1-9][0-9]{0,8}", str(chunk), re.ASCII):
         raise ValueError(f"rollout_patch_chunk is {chunk!r}, no number of samples")
+    if record and not isinstance(record, (str, Path)):
+        raise ValueError(f"rollout_patch_record is {record!r}, no folder")
     return Options(
         arm=arm,
         design=design,
         chunk=None if chunk is None else int(chunk),
-        record=Path(given["record"]) if given["record"] else None,
-        parameter_lists=_truth("parameter_lists", given["parameter_lists"]),
-        seed_per_slot=_truth("seed_per_slot", given["seed_per_slot"]),
-        share=_share(given["share"]),
-        **{name: _truth(name, given[name]) for name in ("evaluation", "strict", "allow_unknown_host")},
+        record=Path(record) if record else None,
+        share=_share(given.get("share")),
+        **{name: _truth(name, given.get(name)) for name in _SWITCHES},
     )
 
 
@@ -132,7 +137,7 @@ def _refuse_unknown(prefix: str, given: Iterable[str], known: list[str]) -> None
 
 def _share(value: Any) -> float:
     try:
-        share = float(_SHARE if value is None else value)
+        share = float("nan" if isinstance(value, bool) else _SHARE if value is None else value)
     except (TypeError, ValueError):
         share = float("nan")
     if not 0 <= share <= 1:
@@ -141,7 +146,7 @@ def _share(value: Any) -> float:
 
 
 def _truth(name: str, value: Any) -> bool:
-    word = str(value or 0).lower()
+    word = str(0 if value in (None, "") else value).lower()
     if word not in ("0", "1", "false", "true"):
         raise ValueError(f"rollout_patch_{name} is {value!r}, neither true nor false")
     return word in ("1", "true")

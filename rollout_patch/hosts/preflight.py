@@ -115,7 +115,10 @@ def preflight(
     able = capabilities_of(args, options)
     if engines is not None:
         able = engines.added_to(able)
-    names = [*_flags(host, args, able), *seed_conditions(able)]
+    try:
+        names = [*_flags(host, args, able), *seed_conditions(able)]
+    except TypeError as error:
+        raise ValueError(f"a flag has a value of another kind than {host} gives it: {error}") from error
     if engines is not None:
         names += engines.conditions()
         if engines.silent and getattr(args, "sglang_config", None):

@@ -88,6 +88,8 @@ def test_options_in_the_hosts_yaml_are_read_and_refused(known_host: Path, tmp_pa
     assert run(*given)[0] == 0
     config.unlink()
     assert run(*given)[0] == 2
+    code, output = run("miles", "--checkout", str(known_host), "--args", "--lora-rank '${RANK}'")
+    assert (code, "a value of another kind" in output) == (2, True)
 
 
 def test_an_unknown_body_is_refused_unless_it_is_allowed(known_host: Path) -> None:

@@ -41,6 +41,8 @@ def arguments(slime: Any, server: Any, byte_tokenizer: Path) -> Callable[..., Na
             rollout_num_gpus=1,
             rollout_num_gpus_per_engine=1,
             sglang_speculative_algorithm=None,  # which older versions look up
+            use_slime_router=False,  # likewise
+            sglang_router_policy=None,  # likewise
             group_rm=False,
             rm_type=None,
             rollout_sample_filter_path=None,
@@ -351,11 +353,16 @@ def test_partial_outputs_of_an_abort_come_back_and_are_resumed(
     resumed, requests = rollout(generate_rollout, arguments(partial_rollout=True, rollout_batch_size=2), source)
     assert resumed.metrics["rollout_patch/fallback/resumed"] == 2
     assert len(requests) == 2 * N or resumed.metrics["rollout_patch/batched_groups"] == 2
+    masks = []
     for group in resumed.samples:
         for sample in group:
             assert sample.status != slime.Sample.Status.ABORTED
             assert len(sample.tokens) == len(sample.prompt) + sample.response_length
-            assert sample.response_length == len(sample.rollout_log_probs) == len(sample.loss_mask)
+            assert sample.response_length == len(sample.rollout_log_probs)
+            masks.append(sample.loss_mask and len(sample.loss_mask) - sample.response_length)
+    stock, _ = rollout(slime.generate_rollout, arguments())
+    masked = stock.samples[0][0].loss_mask is not None  # versions before mid-2026 leave it to the trainer
+    assert masks == [0 if masked else None] * len(masks) and masks
 
 
 def test_tokens_of_an_earlier_rollout_are_masked_where_asked(

@@ -65,7 +65,8 @@ def outcome(host: str, repository: str, revision: str, words: str) -> str:
     if not counts or "passed" not in counts:
         error = re.search(r"^E? *(\w*Error: .*)$", ran.stdout, re.MULTILINE)
         return f"not tried: {error[1][:90] if error else 'its code cannot be imported here'}"
-    return f"{'works' if 'failed' not in counts and 'error' not in counts else 'differs'}: {counts}"
+    failed = dict.fromkeys(re.findall(r"^(?:FAILED|ERROR) \S+::(\w+)", ran.stdout, re.MULTILINE))
+    return f"differs: {counts} ({', '.join(failed)})" if failed else f"works: {counts}"
 
 
 def span(host: str, repository: str, first: str, last: str) -> str:

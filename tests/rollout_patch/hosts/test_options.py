@@ -40,6 +40,27 @@ def test_a_wrong_value_is_refused_by_name(name: str, value: str) -> None:
         read_options(Namespace(), {f"ROLLOUT_PATCH_{name.upper()}": value})
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("record", True),
+        ("record", 5),
+        ("chunk", True),
+        ("chunk", 4.0),
+        ("chunk", "\u00b2"),
+        ("chunk", "9" * 5000),
+        ("share", True),
+        ("arm", ["native"]),
+        ("arm", False),  # as YAML reads `off`
+        ("design", {}),
+        ("strict", []),
+    ],
+)
+def test_a_value_of_another_kind_is_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"rollout_patch_{name} is "):
+        read_options(Namespace(**{f"rollout_patch_{name}": value}), {})
+
+
 def test_switchback_draws_between_the_baseline_and_the_arm_asked_for() -> None:
     options = Options(design="switchback")
     drawn = [options.assign(seed=1, rollout_id=0, group_index=group).arms for group in range(64)]
