@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -172,7 +173,7 @@ class RayJobs:
             runtime["working_dir"] = place.working_directory
         try:
             submitted: str = self._client.submit_job(
-                entrypoint=command,
+                entrypoint=shlex.join(["bash", "-c", command]),  # Ray's own shell is sh
                 submission_id=f"{plan.name}-{attempt}-{os.urandom(4).hex()}",
                 runtime_env=runtime,
                 entrypoint_num_cpus=place.cpus or None,

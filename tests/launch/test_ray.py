@@ -74,6 +74,17 @@ def place(dashboard: int) -> str:
     return f'[place]\nkind = "ray"\naddress = "http://127.0.0.1:{dashboard}"\nat_once = 2\n[restart]\nhang_minutes = 5'
 
 
+def test_a_command_runs_in_bash_as_on_this_machine(tmp_path, address):
+    dashboard, folder = address
+    path = launch_file(tmp_path, more=place(dashboard))
+    path.write_text(
+        path.read_text().replace("command = '", "command = 'set -o pipefail; words=(a b); [[ ${words[1]} == b ]] && ")
+    )
+    with cluster(dashboard, folder):
+        runs = driven(path, [])
+    assert {(run.status, run.attempt) for run in runs.values()} == {("completed", 1)}
+
+
 def test_a_job_that_fails_is_submitted_again(tmp_path, address):
     dashboard, folder = address
     with cluster(dashboard, folder):
