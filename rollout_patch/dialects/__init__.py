@@ -22,6 +22,8 @@ class Dialect:
         body_of: The payload of one request for some samples in an arm.
         read_response: The outputs of an answer to one request, in the order of its slots, or why it is refused.
         without_media: A payload as a recording keeps it.
+        weight_calls: The paths and bodies by which an engine loads the weights of a folder and labels them, in order;
+            each is answered with 200, and not with `success` false.
         capabilities: What its engines do unless they were seen to do otherwise.
         rules: The conditions of `rollout_patch.CONDITIONS` that hold otherwise than by default.
         placeholder_runs: Whether placeholders without a gap between them stand for one medium, expanded.
@@ -32,18 +34,22 @@ class Dialect:
     body_of: Callable[[str, Sequence[SampleRequest]], dict[str, Any]]
     read_response: Callable[[PlannedRequest, Any, Sequence[SampleRequest], Doubt], list[Output]]
     without_media: Callable[[Mapping[str, Any]], dict[str, Any]]
+    weight_calls: Callable[[str, str], list[tuple[str, dict[str, Any]]]]
     capabilities: Capabilities = Capabilities()  # noqa: RUF009 (frozen)
     rules: Mapping[str, Rule] = field(default_factory=dict)
     placeholder_runs: bool = True
 
 
-SGLANG = Dialect("sglang", sglang.path_of, sglang.body_of, sglang.read_response, sglang.without_media)
+SGLANG = Dialect(
+    "sglang", sglang.path_of, sglang.body_of, sglang.read_response, sglang.without_media, sglang.weight_calls
+)
 VLLM = Dialect(
     "vllm",
     vllm.path_of,
     vllm.body_of,
     vllm.read_response,
     vllm.without_media,
+    vllm.weight_calls,
     capabilities=vllm.CAPABILITIES,
     rules=vllm.RULES,
     placeholder_runs=False,

@@ -39,6 +39,11 @@ def without_media(payload: Mapping[str, Any]) -> dict[str, Any]:
     return {**payload, **{name: named_by_content(payload[name]) for name in MEDIA_FIELDS if payload.get(name)}}
 
 
+def weight_calls(folder: str, version: str) -> list[tuple[str, dict[str, Any]]]:
+    """The calls by which an engine loads the weights of a folder and labels them."""
+    return [("/update_weights_from_disk", {"model_path": folder, "weight_version": version})]
+
+
 def _single(request: SampleRequest) -> dict[str, Any]:
     media = {name: list(items) for name, items in request.media.items() if items}
     return {**_prompt_field(request, request.prompt), **media, **_common(request)}

@@ -105,6 +105,19 @@ def without_media(payload: Mapping[str, Any]) -> dict[str, Any]:
     return {**payload, "content_parts": [{**part, "url": named_by_content(part["url"])} for part in parts]}
 
 
+def weight_calls(folder: str, version: str) -> list[tuple[str, dict[str, Any]]]:
+    """The calls by which an engine loads the weights of a folder and labels them; a pause empties its caches.
+
+    After a load that failed it stays paused, since the next request would end it.
+    """
+    return [
+        ("/pause?mode=wait", {}),
+        ("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": folder}}),
+        ("/update_weight_version", {"new_version": version}),
+        ("/resume", {}),
+    ]
+
+
 RULES: Mapping[str, Rule] = {
     "greedy_with_n": lambda requests, _: any(request.sampling_params.get("temperature") == 0 for request in requests),
     "list_restarts_seed": lambda requests, _: any(
