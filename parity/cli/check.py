@@ -22,6 +22,7 @@ Examples:
   parity check before/ after/ --html side-by-side.html
   parity check parity-out/20260101-120000
   parity check http://127.0.0.1:30000
+  parity check http://127.0.0.1:30000 --determinism --control
 """
 CHECK_EXIT_HELP = "Exit code: 0 passed, 1 failed, 2 wrong input (or a file could not be read whole), 3 inconclusive."
 
@@ -64,6 +65,11 @@ CHECK_EXIT_HELP = "Exit code: 0 passed, 1 failed, 2 wrong input (or a file could
 )
 @click.option("--destructive", is_flag=True, help="With a URL: also send what is known to end some servers.")
 @click.option("--control", is_flag=True, help="With a URL: also update weights, abort and pause, which others notice.")
+@click.option(
+    "--determinism",
+    is_flag=True,
+    help="With a URL: instead find how many sequences in flight it takes until a seed gives another response.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on standard output.")
 @click.option("--junit", type=click.Path(path_type=Path, dir_okay=False), help="Write the result as JUnit XML too.")
 @click.option(

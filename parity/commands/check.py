@@ -101,6 +101,7 @@ def check_sources(
     required: Sequence[str] = (),
     destructive: bool = False,
     control: bool = False,
+    determinism: bool = False,
     watcher: Progress = _silent,
 ) -> CheckResult:
     """Checks what lies at paths, or the engine at one URL, as the command's options say.
@@ -118,16 +119,19 @@ def check_sources(
         others = (stop_token_ids, stop_strings, media_placeholders, partial_rollout, required)
         if len(sources) > 1 or any(others) or any(option is not None for option in numbers):
             raise UsageError("a URL is checked alone, and without options about recorded rollouts")
-        from parity.conformance import check_engine
+        from parity.conformance import check_determinism, check_engine
 
         check_live_engine(sources[0])
-        findings = check_engine(sources[0], destructive=destructive, control=control, progress=watcher)
+        if determinism:
+            findings = check_determinism(sources[0], control=control, progress=watcher)
+        else:
+            findings = check_engine(sources[0], destructive=destructive, control=control, progress=watcher)
         return CheckResult(tuple(findings), {"checks": len({finding.check for finding in findings})}, (), ())
     for source in sources:
         if re.fullmatch(r"[\w.-]+:\d+/?", source) and not Path(source).exists():
             raise UsageError(f"{source}: no such file; an engine is named by its URL: http://{source}")
-    if destructive or control:
-        raise UsageError("--destructive and --control are about a live engine, at a URL")
+    if destructive or control or determinism:
+        raise UsageError("--destructive, --control and --determinism are about a live engine, at a URL")
     check_required(required)
     rules = Rules(
         group_size=group_size,

@@ -10,6 +10,7 @@ from dataclasses import replace
 import aiohttp
 
 from parity.conformance import answers, features, images, phases, refusals, weights
+from parity.conformance.determinism import check_determinism
 from parity.conformance.known import known_deviations
 from parity.conformance.probe import Broken, ConformanceCase, NotCompared, Probe, about
 from parity.contract_checks import Rules, check_exchanges
@@ -19,7 +20,7 @@ from parity.errors import EngineError
 from parity.findings import Finding, Level, Message, Progress, Severity, Status, Where, quantity
 from rollout_patch import RequestFailed
 
-__all__ = ["CASES", "ConformanceCase", "check_engine"]
+__all__ = ["CASES", "ConformanceCase", "check_determinism", "check_engine"]
 
 CASE_SECONDS = 60.0
 """Time within which each case must be through."""

@@ -140,7 +140,7 @@ def summary_of(seen: Mapping[str, Any]) -> Message:
 
 
 @dataclass(frozen=True, slots=True)
-class _Asker:
+class Asker:
     """Who is asked, and how."""
 
     post: Post
@@ -162,14 +162,14 @@ async def detect_determinism(post: Post, announced: Capabilities, dialect: Diale
     Raises:
         EngineUnavailable: A request got no answer, a damaged one or a passing error, each time that it was sent.
     """
-    asker = _Asker(post, dialect, announced)
-    alone = _joined([await _ask(asker, "per-sample", SEEDS[slot : slot + 1]) for slot in range(SLOTS)])
-    again = await _ask(asker, "per-sample", SEEDS[:1])
-    crowd = [_ask(asker, "per-sample", [None], _OTHER_PROMPT) for _ in range(CROWD)]
-    crowded = _ask(asker, "per-sample", SEEDS)
+    asker = Asker(post, dialect, announced)
+    alone = _joined([await ask_group(asker, "per-sample", SEEDS[slot : slot + 1]) for slot in range(SLOTS)])
+    again = await ask_group(asker, "per-sample", SEEDS[:1])
+    crowd = [ask_group(asker, "per-sample", [None], _OTHER_PROMPT) for _ in range(CROWD)]
+    crowded = ask_group(asker, "per-sample", SEEDS)
     beside = (await asyncio.gather(*crowd[: CROWD // 2], crowded, *crowd[CROWD // 2 :]))[CROWD // 2]
-    native, items = await _ask(asker, "native", SEEDS), await _ask(asker, "batched", SEEDS)
-    free = {arm: await _ask(asker, arm, [None] * SLOTS) for arm in WAYS}
+    native, items = await ask_group(asker, "native", SEEDS), await ask_group(asker, "batched", SEEDS)
+    free = {arm: await ask_group(asker, arm, [None] * SLOTS) for arm in WAYS}
 
     repeats = _equal(alone if isinstance(alone, str) else alone[:1], again)
     in_any_batch, differ = _equal(alone, beside), _distinct(alone)
@@ -214,9 +214,9 @@ async def detect_alike(posts: Mapping[str, tuple[Post, Dialect]]) -> Fact:
         EngineUnavailable: As `detect_determinism`.
     """
     (name, (post, dialect)), *others = posts.items()
-    expected = await _ask(_Asker(post, dialect), "per-sample", SEEDS)
+    expected = await ask_group(Asker(post, dialect), "per-sample", SEEDS)
     for other, (of_other, other_dialect) in others:
-        found = await _ask(_Asker(of_other, other_dialect), "per-sample", SEEDS)
+        found = await ask_group(Asker(of_other, other_dialect), "per-sample", SEEDS)
         fact = _equal(expected, found)
         if not fact.holds:
             return Fact(fact.holds, f"{name} and {other}: {fact.seen}{_parting(name, expected, other, found)}")
@@ -266,13 +266,15 @@ def together(seen: Sequence[tuple[str, Determinism]], alike: Fact | None) -> Det
     return replace(first, **facts, capabilities=capabilities, clones=clones, contradictions=said, alike=alike)
 
 
-async def _ask(asker: _Asker, arm: str, seeds: Sequence[int | None], prompt: Sequence[int] = _PROMPT) -> Answer:
+async def ask_group(
+    asker: Asker, arm: str, seeds: Sequence[int | None], prompt: Sequence[int] = _PROMPT, tokens: int = TOKENS
+) -> Answer:
     """One group in one arm, a seed a slot; requests for several are sent at once.
 
     An answer that breaks the protocol is asked for again, since it may have been damaged on its way, and is the
     engine's own after `DAMAGED_TRIES`.
     """
-    how = {"max_new_tokens": TOKENS, "temperature": TEMPERATURE, "ignore_eos": True}
+    how = {"max_new_tokens": tokens, "temperature": TEMPERATURE, "ignore_eos": True}
     requests = [
         SampleRequest(
             how | ({} if seed is None else {"sampling_seed": seed}), input_ids=prompt, options={"return_logprob": True}
@@ -292,7 +294,7 @@ async def _ask(asker: _Asker, arm: str, seeds: Sequence[int | None], prompt: Seq
     return [response for group in groups for response in group]
 
 
-async def _responses(asker: _Asker, planned: PlannedRequest, requests: Sequence[SampleRequest]) -> list[Response]:
+async def _responses(asker: Asker, planned: PlannedRequest, requests: Sequence[SampleRequest]) -> list[Response]:
     """The responses of one answer; a refusal is raised as it is."""
     for _ in range(DAMAGED_TRIES):
         try:
