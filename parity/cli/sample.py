@@ -88,7 +88,7 @@ Examples:
     metavar="METRIC=VALUE",
     help=f"{margin_option_help(SAMPLING_MEANS)[:-1]}; of two engines token_kl {TOKEN_KL:g}.",
 )
-@click.option("--fixed", type=int, help="Sample exactly so many groups and use tests with p-values.")
+@click.option("--fixed", type=int, help="Sample exactly so many groups and look once, which takes fewer than watching.")
 @click.option("--max-groups", type=int, default=4096, show_default=True, help="Groups after which watching ends.")
 @click.option(
     "--seed",
@@ -116,8 +116,9 @@ def sample(
 
     All are asked for groups of the same prompts, interleaved, and these are to be equally distributed. Stops as soon
     as the answer is clear either way: everything that decides is an e-process, which may be looked at after every
-    block. With --fixed the number of groups is set, and ordinary tests are used. With --from both arms are rollouts
-    that somebody recorded at frozen weights, whose prompts are matched.
+    block. With --fixed the number of groups is set beforehand and the evidence is looked at once; `parity plan` says
+    how many that takes. With --from both arms are rollouts that somebody recorded at frozen weights, whose prompts are
+    matched.
     """
     if resume and out is None:
         raise UsageError("--resume needs --out: the directory of the samples to go on with")

@@ -8,21 +8,23 @@ from math import ceil
 from typing import Any
 
 import numpy as np
+from scipy import stats
 
 from parity.errors import InputError, UsageError
 from parity.evidence.sampling.arms import sample_values
 from parity.evidence.sampling.margin import groups_for_margin
-from parity.evidence.sampling.means import CLIP, FEWEST_GROUPS
+from parity.evidence.sampling.means import CLIP, FEWEST_GROUPS, FIRST_GROUPS
 from parity.evidence.sampling.power import (
     GroupPowerRow,
     PowerRow,
     Stream,
-    power_rows,
+    power_row,
     simulate_groups,
     simulate_power,
 )
 from parity.evidence.sampling.watched import BLOCK, BOUNDED
 from parity.evidence.two_samples import runs_needed, runs_needed_jointly
+from parity.evidence.values import ALPHA
 from parity.findings import quantity
 from parity.metrics import RunCurves, align, late_mean
 from parity.records.margins import METRICS, PROBE_SHARE, SAMPLING, SAMPLING_MEANS, Unit
@@ -35,8 +37,10 @@ IN_PROPORTION = 1e6
 """How far a margin may be from what varies, either way; beyond, no plan is of use and squares leave a float's range."""
 LEAST_SPREAD = 1e-6
 """In margins: a smaller spread, as of a baseline that never truncates, counts as that, since t needs some."""
-REPETITIONS = 100
-"""Simulated samplings; their shares have a standard error of 5 % at most."""
+REPETITIONS = 200
+"""Simulated samplings, from which numbers of groups are found."""
+SHOWN_REPETITIONS = 100
+"""Simulated samplings of each row that is shown; shares have a standard error of 5 % at most."""
 
 MOST_SIMULATED = 40_000
 """Groups above which a formula stands for the simulation."""
@@ -62,6 +66,7 @@ class MetricSpread:
         group: Standard deviation of the difference of two arms' means over the same prompt.
         prompt: Standard deviation of a group's mean, prompts included.
         run: Standard deviation between runs of one arm, of the mean over the later half.
+        cap: The largest value there can be, where samples say so.
         source: Where the numbers are from.
     """
 
@@ -70,6 +75,7 @@ class MetricSpread:
     group: float | None = None
     prompt: float | None = None
     run: float | None = None
+    cap: float | None = None
     source: str = "stated"
 
 
@@ -142,7 +148,9 @@ class MetricPlan:
         spread: How much it varies.
         margin: The largest difference that does not matter, in the metric's unit.
         bound: The largest difference of a group that evidence is prepared for, in that unit.
+        first: Groups that `parity sample` takes to know it, where there is no largest value.
         watched_groups: Groups by which four in five samplings of equal arms have shown PARITY in this metric alone.
+        fixed_groups: Groups of which that many do in a design whose size is set beforehand.
         runs: Runs an arm with 80 % power for it, or None above 1,000 or where the spread is not known.
         group_power: Shares of verdicts, by number of groups and true difference.
         run_power: The same by runs.
@@ -151,7 +159,9 @@ class MetricPlan:
     spread: MetricSpread
     margin: float
     bound: float
+    first: int
     watched_groups: int | None
+    fixed_groups: int | None
     runs: int | None
     group_power: tuple[GroupPowerRow, ...]
     run_power: tuple[PowerRow, ...]
@@ -194,8 +204,17 @@ def group_spreads(rollouts: Sequence[Rollout], source: str) -> dict[str, MetricS
         inside = float(np.mean([group.var(ddof=1) for group in groups]))
         means = np.array([group.mean() for group in groups])
         spread = float(np.sqrt(2 * inside / size)), float(means.std(ddof=1))
-        found[metric] = MetricSpread(metric, float(means.mean()), *spread, None, f"{source}, {len(groups)} groups")
+        cap = _cap(rollouts) if metric == "response_length" else None
+        found[metric] = MetricSpread(metric, float(means.mean()), *spread, None, cap, f"{source}, {len(groups)} groups")
     return found
+
+
+def _cap(rollouts: Sequence[Rollout]) -> float | None:
+    """The most tokens that a response could have, where every sample says so."""
+    caps = [rollout.numbers("max_new_tokens") for rollout in rollouts]
+    if not all(known.all() for _, known in caps):
+        return None
+    return float(max(values.max() for values, _ in caps if len(values)))
 
 
 def _groups(rollout: Rollout, metric: str) -> list[Any]:
@@ -220,7 +239,8 @@ def run_spreads(runs: Sequence[RunCurves], source: str) -> dict[str, MetricSprea
         values = late_mean(aligned) if len(aligned.steps) else np.zeros(0)
         if len(values) and np.isfinite(values).all():
             said = f"{source}, {len(curves)} runs"
-            found[metric] = MetricSpread(metric, float(values.mean()), None, None, float(values.std(ddof=1)), said)
+            spread = float(values.std(ddof=1))
+            found[metric] = MetricSpread(metric, float(values.mean()), run=spread, source=said)
     return found
 
 
@@ -231,7 +251,7 @@ def merged(first: Mapping[str, MetricSpread], second: Mapping[str, MetricSpread]
         ours, theirs = first.get(metric, MetricSpread(metric)), second.get(metric, MetricSpread(metric))
         known = {
             name: getattr(ours, name) if getattr(ours, name) is not None else getattr(theirs, name)
-            for name in ("mean", "group", "prompt", "run")
+            for name in ("mean", "group", "prompt", "run", "cap")
         }
         sources = dict.fromkeys(one[metric].source for one in (first, second) if metric in one)
         result[metric] = MetricSpread(metric, **known, source="; ".join(sources))
@@ -264,7 +284,8 @@ def plan(
         if not 0 < margin < np.inf:
             raise UsageError(f"the margin of {metric} must be above 0 and finite, not {margin}")
         spread = spreads.get(metric) or _largest(metric, setting, warnings)
-        planned.append(_metric_plan(spread, _absolute(margin, spread), _bound(spread, setting), rng))
+        absolute = _absolute(margin, spread)
+        planned.append(_metric_plan(spread, absolute, *_bound(spread, absolute, setting), rng))
         warnings += _outside(planned[-1], setting)
     others = [metric for metric in SAMPLING_MEANS if metric not in margins]
     if unplanned := [metric for metric in others if not _is_known(spreads.get(metric))]:
@@ -273,11 +294,11 @@ def plan(
             "--history says how much they vary"
         )
     by_default = [spreads[metric] for metric in others if metric not in unplanned]
-    also = [
-        Stream(_some(spread.group, margin) or 1.0, margin, _bound(spread, setting))
-        for spread in by_default
-        for margin in [_absolute(SAMPLING_MEANS[spread.metric], spread)]
-    ]
+    also = []
+    for spread in by_default:
+        margin = _absolute(SAMPLING_MEANS[spread.metric], spread)
+        bound, first = _bound(spread, margin, setting)
+        also.append(Stream(_some(spread.group, margin) or 1.0, margin, bound, first=first))
     designs = _designs(planned, also, setting, rng)
     cheapest = next((design.name for design in designs if design.shows_margin), None)
     unknown_runs = [one.spread.metric for one in planned if one.spread.run is None]
@@ -313,7 +334,7 @@ def _largest(metric: str, setting: Setting, warnings: list[str]) -> MetricSpread
     warnings.append(f"{metric}: taken to vary as much as {ends} can; --history or --sigma says less")
     width = high - low
     group = width * float(np.sqrt(0.5 / setting.group_size))
-    return MetricSpread(metric, None, group, width / 2, None, f"the largest of {ends}")
+    return MetricSpread(metric, group=group, prompt=width / 2, source=f"the largest of {ends}")
 
 
 def _absolute(margin: float, spread: MetricSpread) -> float:
@@ -329,7 +350,7 @@ def _absolute(margin: float, spread: MetricSpread) -> float:
     return margin * abs(spread.mean)
 
 
-def _metric_plan(spread: MetricSpread, margin: float, bound: float, rng: np.random.Generator) -> MetricPlan:
+def _metric_plan(spread: MetricSpread, margin: float, bound: float, first: int, rng: np.random.Generator) -> MetricPlan:
     for name in ("group", "prompt", "run"):
         value = getattr(spread, name)
         if value is not None and not 0 <= value < np.inf:
@@ -341,21 +362,24 @@ def _metric_plan(spread: MetricSpread, margin: float, bound: float, rng: np.rand
         )
     groups, runs = (_some(value, margin) for value in (spread.group, spread.run))
     group_power: list[GroupPowerRow] = []
-    watched = None
+    watched = fixed = None
     if groups:
-        ends = [
-            simulate_groups([Stream(groups, margin, bound, effect)], GROUP_COUNTS[-1], rng, REPETITIONS, block=64)
-            for effect in (0.0, margin)
-        ]
-        equal, apart = (power_rows(end, effect, GROUP_COUNTS) for end, effect in zip(ends, (0.0, margin), strict=True))
-        group_power = [row for both in zip(equal, apart, strict=True) for row in both]
-        watched = _groups_jointly([Stream(groups, margin, bound)], rng)
+        for count in (*GROUP_COUNTS, None):
+            for effect in (0.0, margin):
+                stream, limit = Stream(groups, margin, bound, effect, first), count or GROUP_COUNTS[-1]
+                if limit > first:
+                    ends = simulate_groups([stream], limit, rng, SHOWN_REPETITIONS, block=64, fixed=count is not None)
+                    group_power.append(power_row(ends, effect, count is None))
+        streams = [Stream(groups, margin, bound, first=first)]
+        watched, fixed = _groups_jointly(streams, rng), _fixed_jointly(streams, rng)
     run_power = [row for n in RUN_COUNTS for row in simulate_power(runs, n, margin, (0.0, margin), rng)] if runs else []
     return MetricPlan(
         spread,
         margin,
         bound,
+        first,
         watched,
+        fixed,
         runs_needed(runs, margin) if runs else None,
         tuple(group_power),
         tuple(run_power),
@@ -366,22 +390,49 @@ def _some(deviation: float | None, margin: float) -> float | None:
     return None if deviation is None else max(deviation, LEAST_SPREAD * margin)
 
 
-def _bound(spread: MetricSpread, setting: Setting) -> float:
-    """The largest difference of a group that evidence is prepared for."""
+def _bound(spread: MetricSpread, margin: float, setting: Setting) -> tuple[float, int]:
+    """The largest difference of a group that evidence is prepared for, and the groups that it takes to know it."""
     if spread.metric == "reward":
-        return setting.reward_range[1] - setting.reward_range[0]
-    return 1.0 if spread.metric in BOUNDED else CLIP * abs(spread.mean or 0.0)
+        return setting.reward_range[1] - setting.reward_range[0], 0
+    if spread.metric in BOUNDED:
+        return 1.0, 0
+    if spread.cap is not None:
+        return spread.cap, 0
+    return max(CLIP * (spread.group or 0.0), margin), FIRST_GROUPS
 
 
 def _groups_jointly(streams: Sequence[Stream], rng: np.random.Generator, fewest: int = 0, hypotheses: int = 1) -> int:
     """The groups by which four in five samplings of equal arms have shown PARITY in all metrics together."""
-    longest = max(groups_for_margin(stream.sigma, stream.margin, stream.bound) for stream in streams)
+    longest = _longest(streams)
     if longest > MOST_SIMULATED:
         return longest
+    fewest = max([fewest, *(FEWEST_GROUPS for stream in streams if stream.first)])
     # Looks are as far apart as those of a sampling, or 2 % of it.
     block = max(BLOCK, -(-longest // 50 // BLOCK) * BLOCK)
     limit = -(-max(3 * longest, fewest) // block) * block
     return simulate_groups(streams, limit, rng, REPETITIONS, block, fewest, hypotheses).needed() or limit
+
+
+def _longest(streams: Sequence[Stream]) -> int:
+    return max(stream.first + groups_for_margin(stream.sigma, stream.margin, stream.bound) for stream in streams)
+
+
+def _fixed_jointly(streams: Sequence[Stream], rng: np.random.Generator, fewest: int = 0) -> int:
+    """The groups of a design of set size of which four in five show PARITY of equal arms in all metrics together."""
+    # With the spread known, normal theory gives a number that estimating it can only raise; and so does a bound.
+    root = float(stats.norm.ppf(1 - ALPHA) + stats.norm.ppf((1 + 0.8) / 2))
+    least = max(
+        stream.first
+        + max((root * stream.sigma / stream.margin) ** 2, -np.log(ALPHA) / np.log1p(stream.margin / stream.bound))
+        for stream in streams
+    )
+    groups = max(ceil(least), fewest)
+    while groups <= MOST_SIMULATED:
+        ends = simulate_groups(streams, groups, rng, REPETITIONS, fixed=True)
+        if ends.parity.mean() >= 0.8:
+            break
+        groups = ceil(1.05 * groups)
+    return int(groups)
 
 
 def _designs(
@@ -419,13 +470,13 @@ def _sample(
 ) -> Design:
     shows = "both arms sample the same groups at fixed weights"
     streams = [_stream(metric, metric.spread.group) for metric in planned]
-    needed = (
-        None if None in streams else _groups_jointly([*filter(None, streams), *also], rng, FEWEST_GROUPS, HYPOTHESES)
-    )
-    if needed is None:
+    if None in streams:
         return Design("sample", shows, "the spread of groups is not known")
+    known = [*filter(None, streams), *also]
+    needed = _groups_jointly(known, rng, FEWEST_GROUPS, HYPOTHESES)
+    fixed = _fixed_jointly(known, rng, FEWEST_GROUPS)
     steps = ceil(2 * needed / setting.groups_per_step)
-    amount = f"about {quantity(needed, 'groups')} in each arm, fewer if the answer is clear"
+    amount = f"about {quantity(needed, 'groups')} in each arm, fewer if the answer is clear; --fixed {fixed} looks once"
     cost = _requests(2 * needed, setting), setting.gpu_hours(steps)
     return Design("sample", shows, amount, 2 * needed, steps, *cost, True)
 
@@ -461,7 +512,7 @@ def _in_one_run(planned: Sequence[MetricPlan], setting: Setting, rng: np.random.
 def _stream(metric: MetricPlan, deviation: float | None, factor: float = 1.0) -> Stream | None:
     if (sigma := _some(deviation, metric.margin)) is None:
         return None
-    return Stream(factor * sigma, metric.margin, factor * metric.bound)
+    return Stream(factor * sigma, metric.margin, factor * metric.bound, first=metric.first)
 
 
 def _paired(planned: Sequence[MetricPlan], setting: Setting) -> Design:

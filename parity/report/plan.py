@@ -34,7 +34,9 @@ def _spread(metric: MetricPlan) -> str:
     if spread.group is not None:
         parts.append(f"sd of a group's difference {number(spread.group)}")
     if metric.watched_groups is not None:
-        parts.append(f"alone about {quantity(metric.watched_groups, 'groups')}")
+        parts.append(
+            f"alone about {quantity(metric.watched_groups, 'groups')}, or {metric.fixed_groups:,} set beforehand"
+        )
     if spread.run is not None:
         parts.append(f"sd between runs {number(spread.run)}")
     return f"{', '.join(parts)} ({spread.source})"

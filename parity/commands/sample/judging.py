@@ -82,12 +82,12 @@ def weights_finding(versions: Mapping[str, object], apart: str, shown_equal: boo
     return Finding("weights_equal", Level.CONTRACT, status, message, Where(field="weight_version"))
 
 
-def fixed_findings(config: SamplingConfig, rollouts: tuple[Rollout, Rollout]) -> list[Finding]:
+def fixed_findings(config: SamplingConfig, rollouts: tuple[Rollout, Rollout], max_new_tokens: int) -> list[Finding]:
     """The findings of a design with a set number of groups: the evidence of watching, looked at once."""
     if not len(rollouts[0]):
         return Evidence.start(config.margins, config.reward_range).findings()
     rng = np.random.default_rng([config.seed, 1])
-    return sampling_findings(*rollouts, config.margins, rng, config.reward_range, config.max_new_tokens)
+    return sampling_findings(*rollouts, config.margins, rng, config.reward_range, max_new_tokens)
 
 
 def decided_in_all(findings: Mapping[str, Sequence[Finding]]) -> Message | None:

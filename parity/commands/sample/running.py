@@ -164,7 +164,7 @@ async def _sample(
             *sampled.refusal,
             *contract_findings(pair, rules, recorded),
             *weights,
-            *(evidence.findings() if evidence is not None else fixed_findings(pair, recorded.rollouts)),
+            *(evidence.findings() if evidence is not None else fixed_findings(pair, recorded.rollouts, cap)),
             *rescored.get(arm, []),
             *(segment_findings(*recorded.rollouts, config.margins) if len(recorded.rollouts[0]) else ()),
         ]

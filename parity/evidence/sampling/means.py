@@ -20,16 +20,19 @@ from parity.evidence.values import Floats, Interval
 from parity.findings import Finding, Level, Message, Verdict, quantity
 
 CLIP = 4.0
-"""Group means above so many times the baseline's mean count as that, where a metric has no largest value of its own."""
+"""Differences beyond so many times their root mean square count as that, where a metric has no largest value."""
 
 _HEADROOM = 1.25
-"""Later groups are clipped no lower than so many times the largest mean that was seen."""
+"""Later groups are clipped no lower than so many times the largest difference that was seen."""
+
+FIRST_GROUPS = 192
+"""Groups that say how large differences are, where a metric has no largest value of its own."""
 
 LARGEST_EXCESS = 0.1
 """What may be clipped in all, as a share of the margin: more could hide a difference of the margin's size."""
 
 FEWEST_GROUPS = 256
-"""Groups without which nothing passes that is only not seen."""
+"""Groups without which nothing passes that is only not seen, or that rests on there being no larger differences."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +46,16 @@ class Mean:
         required: Whether parity must be shown; else a difference is only looked for.
         scale: What a value of 1 is in the metric's own unit, in which findings speak.
         difference: Evidence against arms that sample alike.
+        outside: Evidence of a mean above half the margin, and below minus that, (2,); exact for differences that lie
+            as often above their mean as below it, and never enough without `difference`.
         inside: Evidence of a mean inside the margin.
-        clip: Where group means without a bound are clipped; None before the first groups.
-        excess: The sum of what was clipped, of both arms.
-        total: The sum of differences.
+        clip: Where differences without a bound are clipped; None before the first groups.
+        excess: The sum of what was clipped.
+        total: The sum of differences, each times its weight.
         squares: The sum of their squares.
-        baseline_total: The sum of the baseline's means.
+        baseline_total: The sum of the baseline's means, each times its weight.
+        weight: The sum of weights.
+        weight_squares: The sum of their squares.
         units: Groups seen.
     """
 
@@ -58,71 +65,110 @@ class Mean:
     required: bool = True
     scale: float = 1.0
     difference: SignFlip = field(default_factory=SignFlip)
+    outside: SignFlip = field(default_factory=SignFlip)
     inside: InsideMargin = field(default_factory=InsideMargin)
     clip: float | None = None
     excess: float = 0.0
     total: float = 0.0
     squares: float = 0.0
     baseline_total: float = 0.0
+    weight: float = 0.0
+    weight_squares: float = 0.0
     units: int = 0
 
     def update(self, baseline: Floats, experiment: Floats) -> Mean:
         """The evidence after further groups that both arms sampled, from their means, (K,) each."""
         if not len(baseline):
             return self
+        sizes = baseline + experiment if self.relative else None
         if self.bound is not None:
-            return self.add(experiment - baseline, baseline, self.bound)
-        largest = float(max(baseline.max(), experiment.max()))
-        if self.clip is None:
+            return self.add(experiment - baseline, baseline, self.bound, sizes=sizes)
+        differences = experiment - baseline
+        largest = float(np.abs(differences).max())
+        after = self.counted(differences, baseline, sizes=sizes)
+        size, margin = float(np.sqrt(after.squares / after.units)), after.allowed / self.scale
+        clip = max(self.clip or 0.0, CLIP * size, _HEADROOM * largest, margin)
+        if self.clip is None or self.units < FIRST_GROUPS:
             # The first groups only say where later ones are clipped, so that no bet depends on what it is about.
-            clip = max(CLIP * float(baseline.mean()), _HEADROOM * largest) or None
-            return replace(self.counted(experiment - baseline, baseline), clip=clip)
-        # Rounding puts the log-prob of a certain token slightly above 0.
-        first, second = np.clip(baseline, 0, self.clip), np.clip(experiment, 0, self.clip)
-        after = self.counted(experiment - baseline, baseline)
-        return replace(
-            after,
-            inside=self.inside.update(second - first, self._margins(first), self.clip),
-            excess=self.excess + float((np.maximum(baseline - first, 0) + np.maximum(experiment - second, 0)).sum()),
-            clip=max(self.clip, _HEADROOM * largest),
-        )
+            return replace(after, clip=clip or None, inside=self.inside.later(len(baseline)))
+        clipped = np.clip(differences, -self.clip, self.clip)
+        inside = self.inside.update(clipped, self._margins(baseline), self.clip)
+        if clip > self.clip:
+            # What was shown while larger differences had not been seen does not count.
+            inside = replace(inside, largest=inside.log_wealth)
+        excess = self.excess + float(np.abs(differences - clipped).sum())
+        return replace(after, inside=inside, excess=excess, clip=clip)
 
-    def add(self, differences: Floats, baseline: Floats, bound: float) -> Mean:
-        """The evidence after further groups, from numbers whose means are the difference and the baseline's mean."""
-        after = self.counted(differences, baseline)
-        return replace(after, inside=self.inside.update(differences, self._margins(baseline), bound))
+    def add(
+        self,
+        differences: Floats,
+        baseline: Floats,
+        bound: float,
+        weights: Floats | None = None,
+        sizes: Floats | None = None,
+    ) -> Mean:
+        """The evidence after further groups, from numbers whose means are the difference and the baseline's mean.
+
+        Args:
+            differences: One number a group, (K,).
+            baseline: The same.
+            bound: The largest absolute difference there can be.
+            weights: How much each group counts, (K,), from what was known before it; equally much if not given.
+            sizes: What a difference is a large or a small one for, (K,): the same whichever way round the arms are.
+        """
+        if weights is None:
+            weights = np.ones_like(differences)
+        after = self.counted(differences, baseline, weights, sizes)
+        margins = weights * self._margins(baseline)
+        return replace(after, inside=self.inside.update(weights * differences, margins, weights * bound))
 
     def _margins(self, baseline: Floats) -> Floats:
         return self.margin * (np.maximum(baseline, 0) if self.relative else np.ones_like(baseline))
 
-    def counted(self, differences: Floats, baseline: Floats) -> Mean:
+    def counted(
+        self, differences: Floats, baseline: Floats, weights: Floats | None = None, sizes: Floats | None = None
+    ) -> Mean:
         """The evidence after further groups that speak of a difference and of no margin; as in `add`."""
+        if weights is None:
+            weights = np.ones_like(differences)
+        weighted, half = weights * differences, weights * self._margins(baseline) / 2
+        # Signs, which show a difference, may be held to the size of a group; its mean may not.
+        sides = np.stack([weighted, weighted - half, -weighted - half])
+        if sizes is not None:
+            sides = np.divide(sides, sizes, out=np.zeros_like(sides), where=sizes > 0)
         return replace(
             self,
-            difference=self.difference.update(differences),
-            total=self.total + float(differences.sum()),
-            squares=self.squares + float((differences**2).sum()),
-            baseline_total=self.baseline_total + float(baseline.sum()),
+            difference=self.difference.update(sides[0]),
+            outside=self.outside.update(sides[1:]),
+            total=self.total + float(weighted.sum()),
+            squares=self.squares + float((weighted**2).sum()),
+            baseline_total=self.baseline_total + float(weights @ baseline),
+            weight=self.weight + float(weights.sum()),
+            weight_squares=self.weight_squares + float((weights**2).sum()),
             units=self.units + len(differences),
         )
 
     @property
     def estimate(self) -> float:
         """The mean difference, in the metric's unit."""
-        return self.scale * self.total / max(self.units, 1)
+        return self.scale * self.total / self.weight if self.units else 0.0
 
     @property
     def baseline_mean(self) -> float:
         """The baseline's mean, in the metric's unit."""
-        return self.scale * self.baseline_total / max(self.units, 1)
+        return self.scale * self.baseline_total / self.weight if self.units else 0.0
 
     @property
     def deviation(self) -> float:
-        """The standard deviation of a group's difference, in the metric's unit."""
+        """The standard deviation of a group's difference, in the metric's unit.
+
+        With weights, that of equally weighted groups whose mean would be as precise.
+        """
         if self.units < 2:
             return 0.0
-        mean = self.total / self.units
-        return self.scale * float(np.sqrt(max(self.squares - self.units * mean**2, 0.0) / (self.units - 1)))
+        mean = self.total / self.weight
+        spread = max(self.squares - self.weight_squares * mean**2, 0.0) / (self.units - 1)
+        return self.scale * float(np.sqrt(spread)) * self.units / self.weight
 
     @property
     def interval(self) -> Interval:
@@ -137,6 +183,8 @@ class Mean:
     @property
     def smallest_margin(self) -> float | None:
         """The smallest margin that the data prove, in the metric's unit: valid at every look; None while none is."""
+        if self.bound is None and self.units < FEWEST_GROUPS:
+            return None
         proven = np.broadcast_to(self.inside.proven, FACTORS.shape)
         # What was clipped could hide a difference of its own size, and the mean so far must be inside as well.
         least = max(abs(self.estimate), self.scale * self.excess / max(self.units, 1) / LARGEST_EXCESS)
@@ -150,8 +198,13 @@ class Mean:
 
     @property
     def is_beyond(self) -> bool:
-        """Whether the mean so far lies beyond the margin, without which no difference is one that matters."""
-        return abs(self.estimate) > self.allowed
+        """Whether the mean so far lies beyond the margin, and beyond half of it by more than chance.
+
+        Without that no difference is one that matters: one of half the margin is called so 5 times in 100 at most.
+        """
+        if not abs(self.estimate) > self.allowed:
+            return False
+        return bool(self.outside.log_e_above[int(self.estimate < 0)] >= ENOUGH)
 
     @property
     def log_e_parity(self) -> float:
@@ -164,7 +217,8 @@ class Mean:
         bound = self.clip if self.bound is None else self.bound
         if bound is None or not self.allowed > 0:
             return None
-        return groups_for_margin(self.deviation, self.allowed, bound * self.scale)
+        needed = groups_for_margin(self.deviation, self.allowed, bound * self.scale)
+        return needed if self.bound is not None else max(needed, FEWEST_GROUPS)
 
     def verdict(self, corrected: float) -> Verdict:
         """Of this metric, from the largest corrected log e-value of a difference so far.
@@ -238,6 +292,8 @@ def _interval(low: float, high: float) -> Message:
 def _note(mean: Mean, verdict: Verdict, corrected: float, hypotheses: int) -> Message | None:
     """What a reader must know beside the numbers."""
     if corrected >= ENOUGH and not mean.is_beyond:
+        if abs(mean.estimate) > mean.allowed:
+            return Message("a difference is shown, of which more groups say whether it is inside the margin")
         return Message("a difference is shown, which is inside the margin")
     if verdict is Verdict.PARITY and not mean.is_parity:
         # In standard deviations of a group's difference, so that a difference of that size is found 4 times in 5.
@@ -245,11 +301,11 @@ def _note(mean: Mean, verdict: Verdict, corrected: float, hypotheses: int) -> Me
         return Message("no difference is seen; one from ±{size:.3g} on would have been, 4 times in 5", size=size)
     if verdict is not Verdict.INCONCLUSIVE:
         return None
-    if mean.excess > LARGEST_EXCESS * mean.margin * (mean.baseline_total if mean.relative else mean.units):
+    if mean.scale * mean.excess > LARGEST_EXCESS * mean.allowed * mean.units:
         return Message(
-            "means above the first groups' largest add up to {share:.2g} of the mean, so that parity waits for more "
-            "groups",
-            share=mean.scale * mean.excess / mean.units / (abs(mean.baseline_mean) or 1),
+            "differences larger than those of earlier groups add up to {share:.2g} of the margin, so that parity waits "
+            "for more groups",
+            share=mean.scale * mean.excess / mean.units / mean.allowed,
         )
     if not mean.required:
         return Message("{fewest} groups are needed to pass", fewest=FEWEST_GROUPS)

@@ -81,6 +81,7 @@ class Stream:
         margin: The largest difference that does not matter, in the same unit.
         bound: The largest absolute difference of a group there can be.
         effect: The true difference.
+        first: Groups that only say where later ones are clipped, where the metric has no largest value of its own.
 
     Raises:
         UsageError: `sigma`, `margin` or `bound` is not positive.
@@ -90,6 +91,7 @@ class Stream:
     margin: float
     bound: float
     effect: float = 0.0
+    first: int = 0
 
     def __post_init__(self) -> None:
         if not (self.sigma > 0 and self.margin > 0 and self.bound > 0):
@@ -116,10 +118,6 @@ class Ends:
     limit: int
     block: int
 
-    def parity_by(self, groups: int) -> float:
-        """The share that had reached PARITY by so many groups."""
-        return float((self.parity & (self.groups <= groups)).mean())
-
     def needed(self, share: float = 0.8) -> int | None:
         """The groups by which such a share has reached PARITY; None where fewer do."""
         groups = np.where(self.parity, self.groups, np.iinfo(np.int64).max)
@@ -135,6 +133,7 @@ def simulate_groups(
     block: int = 32,
     fewest: int = 0,
     hypotheses: int = 1,
+    fixed: bool = False,
 ) -> Ends:
     """Samplings of all metrics together that stop as soon as the evidence suffices, by the code that decides.
 
@@ -146,34 +145,46 @@ def simulate_groups(
         block: Groups between looks.
         fewest: Groups before which nothing ends in PARITY.
         hypotheses: How many hypotheses share the correction for a difference, those of the streams among them.
+        fixed: Whether the number of groups is set beforehand, so that there is one look, at `limit`.
     """
     metrics = len(streams)
     flags = np.zeros((2, repetitions), np.bool_)
     ends = Ends(np.full(repetitions, limit), flags[0], flags[1], limit, block)
     active = np.arange(repetitions)
-    inside = [InsideMargin(factors=np.ones(1)) for _ in streams]
-    apart = [SignFlip() for _ in streams]
+    sizes = [limit - stream.first if fixed else None for stream in streams]
+    inside = [InsideMargin(factors=np.ones(1), horizon=size) for size in sizes]
+    # By metric: against no difference, and against one of less than half the margin, on either side.
+    apart, above, below = ([SignFlip() for _ in streams] for _ in range(3))
     totals = np.zeros((metrics, repetitions))
-    for groups in range(block, limit + 1, block):
+    for start in range(0, limit, block):
+        groups = min(start + block, limit)
         for row, stream in enumerate(streams):
-            drawn = rng.normal(stream.effect, stream.sigma, (len(active), block)).clip(-stream.bound, stream.bound)
-            inside[row] = inside[row].update(drawn, np.array(stream.margin), stream.bound)
+            shape = (len(active), groups - start)
+            drawn = rng.normal(stream.effect, stream.sigma, shape).clip(-stream.bound, stream.bound)
+            later = drawn[:, max(stream.first - start, 0) :]
+            inside[row] = inside[row].update(later, np.array(stream.margin), stream.bound)
             apart[row] = apart[row].update(drawn)
+            above[row] = above[row].update(drawn - stream.margin / 2)
+            below[row] = below[row].update(-drawn - stream.margin / 2)
             totals[row] += drawn.sum(axis=1)
+        if fixed and groups < limit:
+            continue
         beyond = np.abs(totals) / groups > np.array([[stream.margin] for stream in streams])
+        sides = [np.stack([one.log_e_above for one in side]) >= ENOUGH for side in (above, below)]
+        far = beyond & np.where(totals > 0, *sides)
         log_e = np.zeros((len(active), max(hypotheses, metrics)))
         log_e[:, :metrics] = np.stack([process.log_e for process in apart], axis=1)
         shown = closed_testing(log_e)[:, :metrics].T >= ENOUGH
-        proven = np.stack([process.proven[:, 0] for process in inside])
+        proven = np.stack([np.broadcast_to(process.proven[..., 0], len(active)) for process in inside])
         parity = (proven & ~beyond).all(axis=0) & (groups >= fewest)
-        different = ~parity & (shown & beyond & ~proven).any(axis=0)
+        different = ~parity & (shown & far & ~proven).any(axis=0)
         done = np.asarray(parity | different)
         ends.groups[active[done]] = groups
         ends.parity[active[parity]] = True
         ends.different[active[different]] = True
         active, totals = active[~done], totals[:, ~done]
-        inside = [process.kept(~done) for process in inside]
-        apart = [process.kept(~done) for process in apart]
+        inside = [process.kept(~done) if process.units else process for process in inside]
+        apart, above, below = ([process.kept(~done) for process in each] for each in (apart, above, below))
         if not len(active):
             break
     return ends
@@ -206,16 +217,9 @@ class GroupPowerRow:
     repetitions: int
 
 
-def power_rows(ends: Ends, effect: float, counts: Sequence[int]) -> list[GroupPowerRow]:
-    """What samplings of set sizes would have shown, and last what watching them shows."""
-    rows: list[GroupPowerRow] = []
-    repetitions = len(ends.groups)
-    for count in (*counts, ends.limit):
-        watched = len(rows) == len(counts)
-        parity = ends.parity_by(count)
-        different = float((ends.different & (ends.groups <= count)).mean())
-        half, most = (int(value) for value in np.quantile(ends.groups, (0.5, 0.9), method="higher"))
-        spent = (half, most) if watched else (count, count)
-        shares = parity, different, 1 - parity - different
-        rows.append(GroupPowerRow(count, watched, effect, *shares, *spent, repetitions))
-    return rows
+def power_row(ends: Ends, effect: float, watched: bool) -> GroupPowerRow:
+    """What samplings show that are watched, or that are looked at once."""
+    parity, different = float(ends.parity.mean()), float(ends.different.mean())
+    half, most = (int(value) for value in np.quantile(ends.groups, (0.5, 0.9), method="higher"))
+    shares = parity, different, 1 - parity - different
+    return GroupPowerRow(ends.limit, watched, effect, *shares, half, most, len(ends.groups))

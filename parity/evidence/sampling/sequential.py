@@ -51,13 +51,11 @@ class SignFlip:
     Attributes:
         log_wealth: The log of each bet's product so far, (…, L).
         squares: The sum of squares of the differences, (…,).
-        largest_log_e: The largest log e-value after any group so far, (…,).
         units: Groups seen.
     """
 
     log_wealth: Floats = field(default_factory=lambda: np.zeros(2 * len(TILTS)))
     squares: Floats = field(default_factory=lambda: np.zeros(()))
-    largest_log_e: Floats = field(default_factory=lambda: np.zeros(()))
     units: int = 0
 
     def update(self, differences: Floats) -> SignFlip:
@@ -75,21 +73,24 @@ class SignFlip:
         before = np.concatenate([self.squares[..., None] + np.zeros_like(squares[..., :1]), squares[..., :-1]], axis=-1)
         scale = np.sqrt(before / np.maximum(self.units + np.arange(count), 1))
         scaled = np.divide(differences, scale, out=np.zeros_like(squares), where=scale > 0)
-        shifts = np.clip(scaled[..., None] * np.concatenate([TILTS, -TILTS]), -_BOLDEST, _BOLDEST)  # (…, K, L)
-        # log(exp(x) / cosh(x)), without overflow.
-        gains = shifts - np.logaddexp(shifts, -shifts) + np.log(2)
-        path = self.log_wealth[..., None, :] + gains.cumsum(axis=-2)
-        largest = np.maximum(self.largest_log_e, _log_mean(path).max(axis=-1))
-        return SignFlip(path[..., -1, :], squares[..., -1], largest, self.units + count)
+        shifts = np.clip(scaled[..., None] * TILTS, -_BOLDEST, _BOLDEST)  # (…, K, L / 2)
+        sums, costs = shifts.sum(axis=-2), np.log(np.cosh(shifts)).sum(axis=-2)
+        gains = np.concatenate([sums - costs, -sums - costs], axis=-1)  # of log(exp(x) / cosh(x))
+        return SignFlip(self.log_wealth + gains, squares[..., -1], self.units + count)
 
     def kept(self, rows: npt.NDArray[np.bool_]) -> SignFlip:
         """The process of some of the streams, (R,)."""
-        return SignFlip(self.log_wealth[rows], self.squares[rows], self.largest_log_e[rows], self.units)
+        return SignFlip(self.log_wealth[rows], self.squares[rows], self.units)
 
     @property
     def log_e(self) -> Floats:
         """The natural log of the e-value now, (…,)."""
         return _log_mean(self.log_wealth)
+
+    @property
+    def log_e_above(self) -> Floats:
+        """The same of bets on differences above zero alone, which hold where they lie below it more often, (…,)."""
+        return _log_mean(self.log_wealth[..., : len(TILTS)])
 
 
 @dataclass(frozen=True, slots=True)

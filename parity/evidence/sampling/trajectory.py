@@ -44,6 +44,12 @@ _LARGEST_SHOWN = 200.0
 LARGEST_LEFT_OUT = 0.05
 """The share of groups that may be left out; above it, what is left may be selected by arm."""
 
+FEWEST_FOR_WEIGHT = 16
+"""Groups of prompts that were asked as often before, without which nothing is known of how close their centre comes."""
+
+LARGEST_WEIGHT = 16.0
+"""Most that a group of a known prompt counts, against one of a new prompt."""
+
 CENTRE_MEMORY = 32
 """Groups over which a switchback's centre forgets; the test holds for any, and a good centre only makes it sharper."""
 
@@ -215,22 +221,44 @@ class Centre:
     Attributes:
         level: The running mean of all groups, by metric; empty before the first step.
         prompts: By prompt, how far its groups lay from the level of their time, by metric, and how many they were.
+        missed: By how many groups of a prompt were known, up to 3: the sum of squares of what its next one missed its
+            centre by, by metric, and how many those are.
     """
 
     level: Mapping[str, float] = field(default_factory=dict)
     prompts: Mapping[bytes, tuple[Mapping[str, float], int]] = field(default_factory=dict)
+    missed: Mapping[int, tuple[Mapping[str, float], int]] = field(default_factory=dict)
+
+    def known(self, group: DrawnGroup) -> int:
+        """How many earlier groups of its prompt are known, up to 3."""
+        return min(self.prompts.get(group.prompt or b"", ({}, 0))[1], 3)
 
     def expected(self, group: DrawnGroup, name: str) -> float:
         """The value expected of a group, in [0, 1]."""
         apart, _ = self.prompts.get(group.prompt or b"", ({}, 0))
         return float(np.clip(self.level[name] + apart.get(name, 0.0), 0, 1))
 
+    def weight(self, group: DrawnGroup, name: str) -> float:
+        """How much a group counts: the more, the closer earlier ones came whose prompt was known as well.
+
+        A weight speaks of how often a prompt was asked and not of what it gave, so that no kind of prompt counts more.
+        """
+        squares = {
+            known: sums[name] / count for known, (sums, count) in self.missed.items() if count >= FEWEST_FOR_WEIGHT
+        }
+        least = min((squares[known] for known in range(self.known(group) + 1) if known in squares), default=0.0)
+        return min(squares[0] / least, LARGEST_WEIGHT) if least > 0 and 0 in squares else 1.0
+
     def after(self, groups: Sequence[DrawnGroup], names: Iterable[str]) -> Centre:
         """The centre after all groups of a step, whatever their order."""
         means = {name: float(np.mean([group.values[name] for group in groups])) for name in names}
         weight = 1 - (1 - 1 / CENTRE_MEMORY) ** len(groups)
         level = {name: old + weight * (means[name] - old) for name, old in self.level.items()} or means
-        prompts = dict(self.prompts)
+        prompts, missed = dict(self.prompts), dict(self.missed)
+        for group in groups if self.level else ():
+            sums, number = missed.get(self.known(group), ({}, 0))
+            squares = {name: (group.values[name] - self.expected(group, name)) ** 2 for name in level}
+            missed[self.known(group)] = {name: sums.get(name, 0.0) + squares[name] for name in level}, number + 1
         for group in groups:
             if group.prompt is not None:
                 apart, count = prompts.get(group.prompt, ({}, 0))
@@ -239,7 +267,7 @@ class Centre:
                     for name in level
                 }
                 prompts[group.prompt] = (new, count + 1)
-        return Centre(level, prompts)
+        return Centre(level, prompts, missed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,7 +384,8 @@ class Trajectory:
                 means[name] = mean.counted(2 * signs * (values - values.mean()), baseline)
                 continue
             expected = np.array([self.centre.expected(group, name) for group in groups])
-            means[name] = mean.add(2 * signs * (values - expected), baseline, bound=2.0)
+            weights = np.array([self.centre.weight(group, name) for group in groups])
+            means[name] = mean.add(2 * signs * (values - expected), baseline, 2.0, weights)
         return replace(self, means=means, centre=self.centre.after(groups, self.means))
 
     def _probed(self, groups: Sequence[DrawnGroup]) -> Trajectory:

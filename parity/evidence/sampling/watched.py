@@ -16,6 +16,7 @@ import numpy.typing as npt
 from parity.errors import UsageError
 from parity.evidence.metric_findings import metric_finding
 from parity.evidence.sampling.arms import ArmRollouts
+from parity.evidence.sampling.margin import InsideMargin
 from parity.evidence.sampling.means import FEWEST_GROUPS, Mean, mean_finding
 from parity.evidence.sampling.permutation import (
     PairMeans,
@@ -106,6 +107,7 @@ class Evidence:
         margins: Mapping[str, float],
         reward_range: Interval = (0.0, 1.0),
         max_new_tokens: int | None = None,
+        horizon: int | None = None,
     ) -> Evidence:
         """No evidence yet.
 
@@ -113,6 +115,7 @@ class Evidence:
             margins: The largest difference that does not matter, by metric of `parity.records.margins`, stated before.
             reward_range: The least and the largest reward there can be.
             max_new_tokens: The largest response length there can be, where it is known.
+            horizon: How many groups there will be, where that was set beforehand.
 
         Raises:
             UsageError: A metric is unknown, a margin is not positive, or the range is empty.
@@ -126,7 +129,8 @@ class Evidence:
             bound = width if name in ("reward", "group_reward_std") else 1.0 if name in BOUNDED else None
             if name == "response_length" and max_new_tokens is not None:
                 bound = float(max_new_tokens)
-            return Mean(margin, METRICS[name].unit is Unit.SHARE, bound, required)
+            relative = METRICS[name].unit is Unit.SHARE
+            return Mean(margin, relative, bound, required, inside=InsideMargin(horizon=horizon))
 
         means = {("sampling_marginal", name): mean(name, margin, True) for name, margin in margins.items()}
         spreads = {name: SAMPLING[name] * (width if name == "group_reward_std" else 1) for name in SPREADS}
@@ -248,8 +252,8 @@ def sampling_findings(
         InputError: Groups are of unequal size, repeat a slot, or are not the same in both arms.
         UsageError: A metric of the margins is unknown.
     """
-    evidence = Evidence.start(margins, reward_range, max_new_tokens)
     arms = ArmRollouts.of(baseline, experiment)
+    evidence = Evidence.start(margins, reward_range, max_new_tokens, len(arms.groups))
     size = BLOCK * arms.size
     for start in range(0, len(arms.baseline), size):
         first, second = (Rollout(arm.table.slice(start, size)) for arm in (arms.baseline, arms.experiment))

@@ -259,4 +259,4 @@ def test_an_empty_rollout_says_that_nothing_was_sampled() -> None:
 
     config = SamplingConfig("batched", "native")
     empty = Rollout.from_samples([])
-    assert [one.status for one in fixed_findings(config, (empty, empty))] == [Status.INCONCLUSIVE]
+    assert [one.status for one in fixed_findings(config, (empty, empty), 64)] == [Status.INCONCLUSIVE]

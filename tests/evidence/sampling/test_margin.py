@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from parity.errors import InputError
 from parity.evidence.sampling.margin import FACTORS, InsideMargin, groups_for_margin
-from parity.evidence.sampling.means import CLIP, Mean
+from parity.evidence.sampling.means import CLIP, FIRST_GROUPS, Mean
 from parity.evidence.sampling.sequential import ENOUGH
 
 BLOCK = 32
@@ -29,26 +29,51 @@ def watched(mean: Mean, baseline: np.ndarray, experiment: np.ndarray) -> bool:
 
 def test_a_process_worked_out_by_hand() -> None:
     inside = InsideMargin(factors=ALONE).update(np.array([-0.5, 1.5, 0.0]), np.full(3, 0.5), 2.0)
-    # against a mean of 0.5 or more, x = 1, -1 and 0.5: the first bet is 0, the second 0.5 / 1 or its half, at most 0.49
-    first = (math.log1p(-0.49) + math.log1p(0.49 * 0.5), math.log1p(-0.25) + math.log1p(0.25 * 0.5))
-    assert inside.log_wealth[:, 0, 0] == pytest.approx(first)
+    # against a mean of 0.5 or more, x = 1, -1 and 0.5: the first bet is 0, the others 2 / 3 of 0.5 / 1 and of 1 / 2
+    assert inside.log_wealth[0, 0] == pytest.approx(math.log1p(-1 / 3) + math.log1p(0.5 / 3))
     assert inside.largest[0, 0] == 0
     assert inside.squares[0, 0] == pytest.approx(2.25)
 
 
+def test_bets_towards_a_set_number_of_groups_worked_out_by_hand() -> None:
+    inside = InsideMargin(factors=ALONE, horizon=101).update(np.array([-0.5, 0.0]), np.full(2, 0.5), 1.0)
+    # x = 1, then 0.5: 100 groups are left of size 1; of a wealth of 1 / 21 the normal quantile is -1.66839
+    bet = math.exp(-(1.66839**2) / 2) / math.sqrt(2 * math.pi) * 21 / 10
+    assert inside.log_wealth[0, 0] == pytest.approx(math.log1p(0.5 * bet), rel=1e-4)
+
+
+def test_a_set_number_of_groups_has_about_the_power_of_a_t_test_and_its_error_rate() -> None:
+    rng, groups = np.random.default_rng(12), 1024
+    shares = {}
+    for difference in (0.0, 0.02):
+        drawn = rng.normal(difference, 0.185, (400, groups))
+        watched, fixed = (InsideMargin(factors=ALONE, horizon=size) for size in (None, groups))
+        shares[difference] = [one.update(drawn, np.array(0.02), 1.0).proven.mean() for one in (watched, fixed)]
+    t_test = 0.93
+    assert shares[0.0][1] == pytest.approx(t_test, abs=0.05)
+    assert shares[0.0][1] > shares[0.0][0] + 0.05
+    assert shares[0.02][1] <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 400)
+
+
 @settings(max_examples=50, deadline=None, derandomize=True)
-@given(st.lists(st.floats(-1, 1), min_size=1, max_size=60), st.integers(0, 60), st.floats(0.01, 0.5))
+@given(
+    st.lists(st.floats(-1, 1), min_size=1, max_size=60),
+    st.integers(0, 60),
+    st.floats(0.01, 0.5),
+    st.sampled_from([None, 60, 200]),
+)
 def test_state_carries_over_any_split_and_exchanged_arms_are_the_other_side(
-    values: list[float], cut: int, margin: float
+    values: list[float], cut: int, margin: float, horizon: int | None
 ) -> None:
     differences, margins = np.array(values), np.full(len(values), margin)
-    whole = InsideMargin().update(differences, margins, 1.0)
-    parts = InsideMargin().update(differences[:cut], margins[:cut], 1.0)
+    nothing = InsideMargin(horizon=horizon)
+    whole = nothing.update(differences, margins, 1.0)
+    parts = nothing.update(differences[:cut], margins[:cut], 1.0)
     parts = parts.update(differences[cut:], margins[cut:], 1.0)
     assert parts.log_wealth == pytest.approx(whole.log_wealth)
     assert np.isfinite(whole.log_wealth).all()
-    exchanged = InsideMargin().update(-differences, margins, 1.0)
-    assert exchanged.log_wealth == pytest.approx(whole.log_wealth[:, ::-1])
+    exchanged = nothing.update(-differences, margins, 1.0)
+    assert exchanged.log_wealth == pytest.approx(whole.log_wealth[::-1])
 
 
 def rewards(rng: np.random.Generator, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
@@ -134,13 +159,28 @@ def test_likelihoods_without_hard_prompts_reach_parity() -> None:
 
 
 def test_first_groups_say_where_later_ones_are_clipped_and_what_is_clipped_counts_against_parity() -> None:
-    first = Mean(0.1, True, None).update(np.full(4, 0.5), np.full(4, 0.6))
-    assert first.clip == CLIP * 0.5
+    some = np.full(FIRST_GROUPS, 0.5)
+    first = Mean(0.1, True, None).update(some, some + 0.1)
+    assert first.clip == pytest.approx(CLIP * 0.1)
     assert first.log_e_parity == 0, "they say nothing else"
-    later = first.update(np.full(4, 0.5), np.array([0.5, 0.5, 0.5, 9.0]))
-    assert later.excess == 9.0 - CLIP * 0.5
-    assert later.clip == 1.25 * 9.0, "what was seen once is no surprise any more"
+    later = first.update(some[:4], some[:4] + np.array([0.1, 0.1, 0.1, 8.5]))
+    assert later.excess == pytest.approx(8.5 - CLIP * 0.1)
+    assert later.clip == 1.25 * 8.5, "what was seen once is no surprise any more"
     assert Mean(0.1, True, None).update(np.zeros(4), np.zeros(4)).clip is None
+    equal = Mean(0.1, True, None).update(some, some)
+    assert equal.clip == 0.1 * 0.5, "no less than the margin, so that responses of one length can be at parity"
+
+
+def test_what_was_shown_before_a_larger_difference_came_does_not_count() -> None:
+    rng = np.random.default_rng(13)
+    baseline = np.full(640, 0.5)
+    experiment = baseline + rng.normal(0, 0.005, 640)
+    mean = Mean(0.05, True, None).update(baseline[:FIRST_GROUPS], experiment[:FIRST_GROUPS])
+    mean = mean.update(baseline[FIRST_GROUPS:480], experiment[FIRST_GROUPS:480])
+    assert mean.is_parity
+    surprised = mean.update(baseline[:1], baseline[:1] + 3.0)
+    assert not surprised.is_parity
+    assert mean.update(baseline[480:], experiment[480:]).is_parity
 
 
 def test_a_mean_that_moves_through_its_margin_and_on_is_not_parity() -> None:
@@ -156,12 +196,12 @@ def test_a_mean_that_moves_through_its_margin_and_on_is_not_parity() -> None:
 
 def test_constants_ties_and_tiny_numbers_of_groups() -> None:
     constant = Mean(0.05).update(np.ones(400), np.ones(400))
-    assert constant.is_parity and constant.difference.largest_log_e == 0
+    assert constant.is_parity and constant.difference.log_e == 0
     assert constant.deviation == 0
     apart = Mean(0.05).update(np.zeros(40), np.full(40, 0.5))
-    assert not apart.is_parity and apart.difference.largest_log_e >= ENOUGH
+    assert not apart.is_parity and apart.difference.log_e >= ENOUGH
     single = Mean(0.05).update(np.zeros(1), np.ones(1))
-    assert not single.is_parity and single.difference.largest_log_e < ENOUGH
+    assert not single.is_parity and single.difference.log_e < ENOUGH
     # A mean of 1 of eight equal rewards may be 1 + 2e-16.
     assert Mean(0.05, bound=0.1).update(np.zeros(1), np.array([np.nextafter(0.1, 1)])).units == 1
     with pytest.raises(InputError):
