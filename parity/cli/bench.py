@@ -129,10 +129,10 @@ def bench(
     if url and "://" not in url:
         raise UsageError(f"{url!r} is no URL: expected http://HOST:PORT")
     config = _config(context, preset, url or engine or "embedded", asked)
-    from parity.commands.question import check_bench, check_live_engine
+    from parity.commands.question import check_bench, check_live_engines
 
     check_bench(config)
-    check_live_engine(config.engine)
+    check_live_engines([config.engine])
     from parity.commands.bench import open_sources, run_bench, whole_repeats
     from parity.records.bench_files import read_bench
     from parity.report.bench import document, print_bench, ratio_lines, write_bench

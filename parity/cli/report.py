@@ -66,6 +66,9 @@ def report(
     if compared and targets:
         raise UsageError("--diff publishes nothing: --clearml, --tensorboard and --wandb take an experiment")
     if directory:
+        from parity.records.store import read_experiment
+
+        read_experiment(directory)  # what is none is refused before anything is loaded
         conclude(directory, as_json, quiet, language, targets)
     elif compared:
         _show_changes(compared, Console(stderr=as_json, highlight=False), as_json, quiet)

@@ -14,6 +14,7 @@ from parity.cli.parsing import Command, Named
 from parity.cli.progress import Step, progress
 from parity.cli.shared import (
     EXIT_HELP,
+    announce,
     cache_directory,
     command_line,
     conclude,
@@ -142,17 +143,17 @@ def run(
     if resume and out is None:
         raise UsageError("--resume needs --out: the directory of the experiment to go on with")
     directory = out or new_directory()
-    from parity.commands.question import check_experiment, check_live_engine
+    from parity.commands.question import check_experiment, check_live_engines
     from parity.records.store import EXPERIMENT_FILE
 
     if not resume and (directory / EXPERIMENT_FILE).exists():
         raise UsageError(f"{directory} already holds an experiment: continue it with --resume, or choose another --out")
     config = _run_config(context, asked, directory if resume else None)
     check_experiment(config)
-    check_live_engine(config.engine)
+    check_live_engines(config.arm(name).engine for name in config.arms)
     console = Console(stderr=as_json, highlight=False)
+    announce(f"experiment: {directory}", quiet)
     with interruptible("run", directory), progress(console, quiet, "loading", keep=True) as shows:
-        shows.note(f"experiment: {directory}")
         from parity.runner import Watcher, run_experiment  # imports torch for seconds, so once something is seen
 
         run_experiment(

@@ -18,6 +18,7 @@ from parity.cli.progress import Step, progress
 from parity.cli.shared import (
     EXIT_HELP,
     Delivered,
+    announce,
     cache_directory,
     command_line,
     deliver_all,
@@ -29,7 +30,6 @@ from parity.errors import UsageError, without_secrets
 from parity.records.margins import SAMPLING, SAMPLING_MEANS, TOKEN_KL, margin_option_help, parse_margins
 from parity.trainer.tasks import TASKS
 
-SAMPLING_FILE = "sampling.json"
 SAMPLE_EXAMPLES = """\b
 Examples:
   parity sample --baseline --experiment native
@@ -126,14 +126,15 @@ def sample(
     if recordings:
         _deliver([_of_recordings(context, recordings, asked, directory, resume)], directory, as_json, quiet)
     from parity.commands.question import check_sampling, check_sampling_inputs
+    from parity.records.store import SAMPLING_FILE
 
     config = _config(context, asked, directory if resume else None)
     if not resume and (directory / SAMPLING_FILE).exists():
         raise UsageError(f"{directory} already holds samples: go on with --resume, or choose another --out")
     check_sampling(config)
     check_sampling_inputs(config)
+    announce(f"samples and exchanges: {directory}", quiet)
     with interruptible("sample", directory), progress(Console(stderr=True, highlight=False), quiet, "loading") as shows:
-        shows.note(f"samples and exchanges: {directory}")
         from parity.commands.sample.running import Watcher, sample_arms  # imports torch for seconds
 
         watcher = Watcher(lambda step: shows.step(_progress(step)), shows.note)

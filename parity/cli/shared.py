@@ -55,6 +55,12 @@ def counting(quiet: bool, what: str = "reading") -> Iterator[Callable[[int, int,
         yield lambda done, total, text: shows.step(Step(done, total, text))
 
 
+def announce(text: str, quiet: bool) -> None:
+    """Says on standard error where results go, before anything is loaded."""
+    if not quiet:
+        click.secho(shown(text), dim=True, err=True)
+
+
 def write_file(path: Path, content: bytes) -> None:
     """Writes a file that was asked for."""
     try:
@@ -150,10 +156,12 @@ def deliver_all(
     reports = [one.report for one in delivered]
     several = len(reports) > 1
     folders = [folder / report.experiment if several else folder for report in reports]
-    files = write_several(reports, folder, language) if several else []
-    for one, of_arm in zip(delivered, folders, strict=True):
-        files += write_report(one.report, of_arm, one.evidence, language)
-        tell_github(one.report, language)
+    with counting(quiet, "writing the report"):
+        files = write_several(reports, folder, language) if several else []
+        for one, of_arm in zip(delivered, folders, strict=True):
+            files += write_report(one.report, of_arm, one.evidence, language)
+    for report in reports:
+        tell_github(report, language)
     verdict = verdict_of_several(reports)
     if as_json:
         sys.stdout.buffer.write((folder / "report.json").read_bytes())
@@ -175,14 +183,15 @@ def conclude(
     directory: Path, as_json: bool, quiet: bool, language: Language = "en", targets: Targets = NO_TARGETS
 ) -> None:
     """Judges an experiment on disk, writes its report, shows it, and exits with the verdict's code."""
-    from parity.commands.run import assess
-    from parity.report.html import gather
-    from parity.report.terminal import print_report
+    with counting(quiet, "checking every sample"):
+        from parity.commands.run import assess  # imports scipy for seconds
+        from parity.report.html import gather
+        from parity.report.terminal import print_report
 
-    delivered = [
-        Delivered(report, partial(print_report, report, language=language), gather(report, directory))
-        for report in assess(directory)
-    ]
+        delivered = [
+            Delivered(report, partial(print_report, report, language=language), gather(report, directory))
+            for report in assess(directory)
+        ]
     sys.exit(
         deliver_all(delivered, directory / "report", as_json=as_json, quiet=quiet, language=language, targets=targets)
     )

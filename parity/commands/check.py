@@ -18,7 +18,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from parity.commands.question import check_live_engine
+from parity.commands.question import check_live_engines
 from parity.contract_checks import (
     CHECKS,
     GAP_CHECKS,
@@ -121,7 +121,7 @@ def check_sources(
             raise UsageError("a URL is checked alone, and without options about recorded rollouts")
         from parity.conformance import check_determinism, check_engine
 
-        check_live_engine(sources[0])
+        check_live_engines(sources)
         if determinism:
             findings = check_determinism(sources[0], control=control, progress=watcher)
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from pathlib import Path
 
 from parity.errors import UsageError, did_you_mean
@@ -115,7 +116,7 @@ def check_sampling_inputs(config: SamplingConfig) -> None:
         InputError: The prompts cannot be read.
         EngineError: At the engine's URL is no engine.
     """
-    check_live_engine(config.engine)
+    check_live_engines(config.arm(name).engine for name in config.arms)
     if config.reward is not None:
         from parity.commands.check import reward_function
 
@@ -126,19 +127,19 @@ def check_sampling_inputs(config: SamplingConfig) -> None:
         read_prompts(Path(config.prompts), config.prompt_key)
 
 
-def check_live_engine(engine: str) -> None:
-    """Looks at an engine that somebody else runs; one that is started here is not there yet.
+def check_live_engines(engines: Iterable[str]) -> None:
+    """Looks at the engines that somebody else runs; one that is started here is not there yet.
 
     Raises:
-        UsageError: It is no URL of a server.
+        UsageError: One is no URL of a server.
         EngineError: Nothing answers there, or something else than an engine.
     """
-    if "://" in engine:
-        from parity.engines.look import check_engine
-        from parity.engines.remote import remote_engine
+    from parity.engines.look import check_engine
+    from parity.engines.remote import remote_engine
 
-        remote_engine(engine, control=False)
-        check_engine(engine)
+    for url in dict.fromkeys(engine for engine in engines if "://" in engine):
+        remote_engine(url, control=False)
+        check_engine(url)
 
 
 def check_bench(config: BenchConfig) -> None:

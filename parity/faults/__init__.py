@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import resources
 
-from parity.errors import UsageError
+from parity.errors import UsageError, did_you_mean
 from parity.faults import control_plants, curve_faults, dump_faults, exchange_faults, sample_faults
 from parity.faults.edits import Plant
 from parity.faults.scenes import KINDS, Kind, Scene, name_of
@@ -120,8 +120,12 @@ def parse_plant(text: str) -> tuple[Fault, int]:
     """
     name, _, step = text.partition("@")
     names = sorted(fault.name for fault in FAULTS.values() if fault.in_run)
-    if name not in names or not step.isdecimal():
-        raise UsageError(f"--plant takes NAME@STEP with one of {', '.join(names)}, got {text!r}")
+    if name not in names:
+        raise UsageError(
+            f"--plant {text}: a run takes no such fault, but {', '.join(names)}{did_you_mean(name, names)}"
+        )
+    if not step.isdecimal():
+        raise UsageError(f"--plant {text}: expected NAME@STEP with a step counted from 0, such as {name}@7")
     return FAULTS[name], int(step)
 
 

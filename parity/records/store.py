@@ -18,6 +18,7 @@ import fcntl
 import hashlib
 import json
 import os
+import shlex
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -35,6 +36,7 @@ from parity.records.exchanges import Exchange, read_exchanges
 from parity.records.samples import Rollout
 
 EXPERIMENT_FILE = "experiment.json"
+SAMPLING_FILE = "sampling.json"
 DIGESTS_FILE = "digests.json"
 """SHA-256 by file of a checkpoint; each is refused whose files are not those that were saved."""
 
@@ -365,6 +367,9 @@ def read_experiment(path: Path) -> dict[str, Any]:
         InputError: There is none, or it cannot be read.
     """
     if not (path / EXPERIMENT_FILE).exists():
+        if (path / SAMPLING_FILE).exists():
+            again = shlex.join(["parity", "sample", "--out", str(path), "--resume"])
+            raise InputError(f"{path} holds the samples of `parity sample`; its report is written again by: {again}")
         raise InputError(
             f"{path} is no experiment: it has no {EXPERIMENT_FILE}; give a directory that `parity run` wrote"
         )

@@ -10,11 +10,8 @@ from typing import Any
 import orjson
 
 from parity.errors import without_secrets
-from parity.report import text
+from parity.report import SCHEMA_VERSION, text
 from parity.report.document import Report
-
-SCHEMA_VERSION = 2
-"""Version of the format, as report.schema.json describes it; it grows when a reader of the old one would be misled."""
 
 
 def render(report: Report) -> bytes:

@@ -12,7 +12,7 @@ import orjson
 from parity.errors import InputError, UsageError
 from parity.findings import Severity, Status, Where
 from parity.records.store import read_json
-from parity.report.data import SCHEMA_VERSION
+from parity.report import SCHEMA_VERSION
 
 ABSENT = None
 """Stands for what one of the reports lacks."""

@@ -177,7 +177,7 @@ ROW_RULES = (
         "rollout/rollout_log_probs_len/mean",
         "mean",
         ("rollout_log_probs_length", "exchange_rollout_log_probs_length"),
-        ("logprobs",),
+        (),
     ),
     RowRule(
         "finish_reason",

@@ -9,8 +9,8 @@ import orjson
 
 from parity.findings import Message, Verdict, listed, quantity
 from parity.records.store import write_atomically
-from parity.report import text
-from parity.report.data import SCHEMA_VERSION, document, plain
+from parity.report import SCHEMA_VERSION, text
+from parity.report.data import document, plain
 from parity.report.document import Report
 from parity.report.markdown import escape, table
 from parity.report.words import Language, Say, english, speaker

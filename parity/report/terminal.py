@@ -17,6 +17,8 @@ from parity.report.sentences import in_language
 from parity.report.words import Language, Say, one_line, speaker
 
 FAILING_SHOWN = 5
+ROOMY = 96
+"""Columns from which on the findings of a row stand in one line."""
 NAME_WIDTH = 17
 """Characters of rollout_log_probs, which must not be cut."""
 
@@ -33,7 +35,8 @@ def print_report(report: Report, console: Console, language: Language = "en") ->
         padding=(0, 1, 0, 0),
     )
     for row in report.rows:
-        table.add_row(*map(Text, _cells(row, say)), style=_style(row))
+        cells = _cells(row, say, "\n" if console.width < ROOMY else say(", "))
+        table.add_row(*map(Text, cells), style=_style(row))
     console.print(table)
     console.print(Text(text.basis(report, say), style="dim"))
     undecided = [finding for finding in report.findings if finding.status is Status.INCONCLUSIVE]
@@ -61,10 +64,10 @@ def print_findings(findings: Sequence[Finding], rest: str, console: Console, say
         console.print(Text(f"  {line}", style=STATUS_COLOURS[findings[0].status]))
 
 
-def _cells(row: Row, say: Say) -> list[str]:
+def _cells(row: Row, say: Say, between: str) -> list[str]:
     """The cells of a row that fit 80 columns: shares stand one a line, and report.md has how each row was tested."""
     name, *values, _, _ = text.row_cells(row, say)
-    shown = say(", ").join(text.short_outcome(finding, say) for finding in row.findings) or say(text.NOT_COMPARED)
+    shown = between.join(text.short_outcome(finding, say) for finding in row.findings) or say(text.NOT_COMPARED)
     return [name, *(value.replace(", ", "\n").replace(" %", "%") for value in values), shown]
 
 

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from parity.errors import InputError, NotRecognised, UsageError
-from parity.records.store import EXPERIMENT_FILE, RunStore
+from parity.records.store import EXPERIMENT_FILE, SAMPLING_FILE, RunStore
 from parity.sources.registry import OF_SAMPLES, Source, open_source
 
 _PARTS_OF_A_RUN = ("rollouts", "exchanges")
@@ -109,7 +109,7 @@ def _is_checkpoints(path: Path) -> bool:
     return path.name == "checkpoints" and (path.parent / "metrics.jsonl").exists()
 
 
-_RECORDS = (EXPERIMENT_FILE, "sampling.json", "run.json", "events.jsonl")
+_RECORDS = (EXPERIMENT_FILE, SAMPLING_FILE, "run.json", "events.jsonl")
 """Files of an experiment besides its samples, exchanges and curves."""
 
 
@@ -120,7 +120,7 @@ _GROUPS_OF_THE_PATCH = "rollout.groups.jsonl"
 def _is_of_experiment(file: Path) -> bool:
     """Whether a file lies in an experiment, or in one of its runs."""
     directories = (file.parent, file.parent.parent.parent)
-    return any((path / name).exists() for path in directories for name in (EXPERIMENT_FILE, "sampling.json"))
+    return any((path / name).exists() for path in directories for name in (EXPERIMENT_FILE, SAMPLING_FILE))
 
 
 def _reason_to_leave(file: Path, directory: Path, finished_steps: Callable[[Path], int]) -> str | None:

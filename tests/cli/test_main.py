@@ -61,7 +61,7 @@ def test_each_command_is_listed_with_a_whole_sentence():
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        (("run", "--plant", "exchanged-outputs"), "NAME@STEP with one of copied-siblings, exchanged-outputs, "),
+        (("run", "--plant", "gremlins@1"), "a run takes no such fault, but copied-siblings, exchanged-outputs, "),
         (("plan", "--margin", "speed=1"), "--margin speed: no such metric; there are aborted, constant_reward, "),
         (("sample", "--margin", "speed=1"), "--margin speed: no such metric; there are aborted, constant_reward, "),
     ],

@@ -83,7 +83,7 @@ def replay(check: str, checked: int) -> Finding:
 
 def make_findings() -> list[Finding]:
     checks = ("output_count", "response_length", "rollout_log_probs_length", "finish_reason", "reward_recomputed")
-    twins = ("samples", "logprobs", "response_length", "finish_reason", "reward", "advantage")
+    twins = ("samples", "rollout/rollout_log_probs_len/mean", "response_length", "finish_reason", "reward", "advantage")
     interval = {
         "summary": "late mean",
         "ci90": (-0.0076, 0.0357),

@@ -117,7 +117,7 @@ def test_every_row_carries_the_findings_that_test_it(report):
     assert carried == {
         "output count": ["output_count", "twin_samples"],
         "response length": ["response_length", "twin_response_length"],
-        "rollout_log_probs length": ["rollout_log_probs_length", "twin_logprobs"],
+        "rollout_log_probs length": ["rollout_log_probs_length", "twin_rollout/rollout_log_probs_len/mean"],
         "finish_reason": ["finish_reason", "twin_finish_reason"],
         "reward": ["reward_recomputed", "twin_reward", "training_parity"],
         "advantage": ["advantage_recomputed", "twin_advantage"],

@@ -22,10 +22,10 @@ from parity.errors import UsageError
 from parity.records.exchanges import Exchange, read_exchanges
 from parity.records.samples import Rollout, Sample
 from parity.records.sampling import BLOCK, SamplingConfig
-from parity.records.store import append, read_json, write_atomically
+from parity.records.store import SAMPLING_FILE, append, read_json, write_atomically
 from parity.sources.dumps.sample_lines import read_sample_lines
 
-FILE = "sampling.json"
+FILE = SAMPLING_FILE
 
 
 @dataclass(frozen=True, slots=True)
