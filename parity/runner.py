@@ -43,6 +43,7 @@ from parity.records.experiment import (
 from parity.records.provenance import commit, versions
 from parity.records.samples import Rollout, Sample
 from parity.records.store import (
+    WEIGHTS_PARTED,
     RunStore,
     amend_experiment,
     create_experiment,
@@ -291,7 +292,8 @@ async def _run_pairs(
             if deployment.is_remote:
                 await check_alone(client, nonce, watcher.note)
         if len(clients) > 1:  # only engines with the same weights can answer alike
-            await push_weights(clients, policy, weight_version(nonce, "start", 0))
+            started = await push_weights(clients, policy, weight_version(nonce, "start", 0))
+            amend_experiment(out, {"weights": [asdict(one) for one in started]})
         seen, joint = await ask_engines(config, clients, watcher.note)
         designs = choose_designs(config, joint)
         if LIST_TWIN in designs:
@@ -463,7 +465,10 @@ async def _step(bench: _Bench, run: _Run, step: int) -> dict[str, Any]:
     if recording is None:
         version = weight_version(bench.nonce, run.store.name, step)
         clients = {deployment: bench.clients[deployment] for deployment in bench.deployments(run)}
-        await push_weights(clients, run.store.checkpoint_path(step), version)
+        seen = await push_weights(clients, run.store.checkpoint_path(step), version)
+        for other in seen[1:]:
+            if apart := seen[0].parted(other):
+                run.store.append_event(WEIGHTS_PARTED, time.time(), step=step, engine_id=other.engine, message=apart)
     updated = time.monotonic()
     result = await _rollout(bench, run, step, recording)
     if result.compared is not None:

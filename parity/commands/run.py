@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from parity.commands.question import check_experiment
+from parity.commands.weights import weights_finding
 from parity.contract_checks import (
     CHECKS,
     Part,
@@ -20,11 +21,12 @@ from parity.contract_checks import (
     check_requests,
     part_of,
 )
+from parity.engines.several import Weights
 from parity.errors import InputError
 from parity.evidence.replay import compare_twin_steps
 from parity.findings import Finding, Level, Message, Status, Where, judge, listed, quantity, term
 from parity.metrics import RunCurves, curves_of_run, rollout_metrics, sample_metrics
-from parity.records.arms import set_apart
+from parity.records.arms import read_settings, set_apart
 from parity.records.exchanges import Exchange
 from parity.records.experiment import (
     DESIGNS,
@@ -37,7 +39,7 @@ from parity.records.experiment import (
 )
 from parity.records.margins import RUN, WHOLE_RUNS, by_curve
 from parity.records.samples import Rollout, Sample
-from parity.records.store import RunStore, read_experiment, run_store
+from parity.records.store import WEIGHTS_PARTED, RunStore, read_experiment, run_store
 from parity.report.document import Report, build_report
 from parity.report.runs import RunRecord
 from parity.report.scope import REFERENCE_TRAINER
@@ -129,6 +131,7 @@ def assess(directory: Path) -> list[Report]:
         pairs = [pair for pair in started if pair.steps]
         findings[arm] = [
             *_contract_findings(started, config),
+            *_weights_findings(started, config, experiment, arm),
             *_unfinished(directory, of_arm),
             *_trajectory_findings(pairs, config),
             *_replay_findings(pairs),
@@ -143,6 +146,7 @@ def assess(directory: Path) -> list[Report]:
         "default_margins": [*defaults, *by_curve(defaults)],
         **experiment,
         "baseline": config.arms[0],
+        "engine": experiment.get("engines") or experiment.get("engine"),
     }
     return [
         build_report({**facts, "experiment": arm}, records[arm], of_arm, judge(of_arm))
@@ -229,6 +233,7 @@ def _check_facts(experiment: Mapping[str, Any], directory: Path) -> None:
 _FACTS = {
     "designs": list,
     "policy": dict,
+    "weights": list,
     "engine_determinism": dict,
     "commands": list,
     "versions": dict,
@@ -323,6 +328,26 @@ def _contract_findings(pairs: Sequence[_ReadPair], config: ExperimentConfig) -> 
             for finding in _arms_findings(read, set_apart(config, read.pair.arms))
         ]
     return [*merge(findings), *_curve_findings(pairs)]
+
+
+def _weights_findings(
+    pairs: Sequence[_ReadPair], config: ExperimentConfig, experiment: Mapping[str, Any], arm: str
+) -> Iterator[Finding]:
+    """Whether the engines of both arms held the same weights: at the start, and at each step of a mixed run."""
+    if config.deployment(arm) == config.deployment(config.arms[0]):
+        return
+    place = "experiment.json: weights"
+    said = [read_settings(row, Weights, place) for row in experiment.get("weights", ())]
+    by_deployment = dict(zip(config.deployments, said, strict=False))  # none before the engines are up
+    if other := by_deployment.get(config.deployment(arm)):
+        yield weights_finding(by_deployment[config.deployment(config.arms[0])], other, one_checkpoint=True)
+    for run in (run for read in pairs if read.pair.mixed for run in read.runs):
+        for event in run.store.events():
+            if event.get("event") == WEIGHTS_PARTED:
+                message = Message("{engine}: {apart}", engine=event.get("engine_id"), apart=event.get("message"))
+                where = Where(run.store.name, event.get("step"), field="weight_version")
+                yield Finding("weights_equal", Level.CONTRACT, Status.FAIL, message, where)
+                return
 
 
 def _arms_findings(read: _ReadPair, apart: Collection[str]) -> list[Finding]:

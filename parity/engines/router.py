@@ -141,6 +141,10 @@ def engine_words(deployment: Deployment) -> str:
 def engines_words(asked: ArmsAsked) -> str:
     """The engines of all arms, each with its first arm where there are several."""
     deployments = asked.deployments
+    words = {deployment: engine_words(deployment) for deployment in deployments}
     if len(deployments) == 1:
-        return engine_words(next(iter(deployments)))
-    return "; ".join(f"{arm}: {engine_words(deployment)}" for deployment, arm in deployments.items())
+        return next(iter(words.values()))
+    return "; ".join(
+        words[deployment] if words[deployment] == arm else f"{arm}: {words[deployment]}"
+        for deployment, arm in deployments.items()
+    )

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from parity.engines import open_engine
 from parity.engines.client import EngineClient
 from parity.engines.detection import Determinism, detect_alike, detect_determinism, together
 from parity.engines.process import Engine, Progress
-from parity.engines.router import engine_words
-from parity.errors import EngineError, UsageError
+from parity.engines.router import engine_words, engines_words
+from parity.errors import UsageError
 from parity.records.arms import ArmsAsked, Deployment
 from parity.records.experiment import nonce_of_version
 
@@ -74,57 +75,70 @@ async def ask_engines(
 
 
 async def what_engines_state(asked: ArmsAsked, clients: Mapping[Deployment, EngineClient]) -> dict[str, str]:
-    """The version and the number format that the engines state, each with its first arm where they are not the same."""
-    infos = {asked.deployments[one]: await client.server_info() for one, client in clients.items()}
+    """The version and the number format that the engine states; of several engines, beside each in one text."""
+    stated = []
+    for client in clients.values():
+        info = await client.server_info()
+        stated.append([str(info.get(key) or "not stated") for key in ("version", "dtype")])
+    if len(stated) == 1:
+        return {"engine_version": stated[0][0], "engine_dtype": stated[0][1]}
+    words = engines_words(asked).split("; ")
+    each = [f"{engine} ({version}, {dtype})" for engine, (version, dtype) in zip(words, stated, strict=True)]
+    return {"engines": "; ".join(each), "engine_version": "", "engine_dtype": ""}
 
-    def joined(key: str) -> str:
-        values = {name: str(info.get(key) or "not stated") for name, info in infos.items()}
-        if len(set(values.values())) == 1:
-            return next(iter(values.values()))
-        return ", ".join(f"{name}: {value}" for name, value in values.items())
 
-    return {"engine_version": joined("version"), "engine_dtype": joined("dtype")}
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """What an engine says of the weights that it holds.
+
+    Attributes:
+        engine: Its name.
+        version: Their label.
+        kind: What kind of engine keeps them, as digests of another kind are of other bytes.
+        digests: The digest of each weight, where the engine gives them.
+    """
+
+    engine: str
+    version: object
+    kind: str
+    digests: Mapping[str, str]
+
+    def compared(self, other: Weights) -> bool:
+        """Whether digests of both can be compared."""
+        return self.kind == other.kind and bool(self.digests.keys() & other.digests.keys())
+
+    def parted(self, other: Weights) -> str:
+        """Where the digests of two engines of one kind differ; empty where they do not, or cannot be compared."""
+        both = self.digests.keys() & other.digests.keys() if self.compared(other) else set()
+        apart = sorted(name for name in both if self.digests[name] != other.digests[name])
+        return f"{len(apart)} of {len(both)} weights have other digests, such as {apart[0]}" if apart else ""
 
 
-async def push_weights(clients: Mapping[Deployment, EngineClient], checkpoint: Path, version: str) -> None:
-    """Gives every engine the same weights, and holds them equal by what the engines say.
+async def weights_of(clients: Mapping[Deployment, EngineClient]) -> list[Weights]:
+    """What each engine says of its weights, in the order given.
 
     Raises:
-        EngineError: An engine refused or reports another version, or two state other digests of the same weights.
+        EngineError: An engine's answer is no JSON object, or there is none (EngineUnavailable).
+    """
+    found = []
+    for client in clients.values():
+        info = await client.server_info()
+        kind = " ".join(str(info.get(name)) for name in ("version", "dtype", "quantization"))
+        version = (await client.model_info()).get("weight_version")
+        found.append(Weights(client.engine_id, version, kind, await client.weight_digests()))
+    return found
+
+
+async def push_weights(clients: Mapping[Deployment, EngineClient], checkpoint: Path, version: str) -> list[Weights]:
+    """Gives every engine the same weights; what several say of them then, the baseline's first.
+
+    Raises:
+        EngineError: An engine refused, or reports another version.
         EngineUnavailable: No answer.
     """
     for client in clients.values():
         await client.update_weights(checkpoint, version)
-    if len(clients) > 1 and (apart := parted(await digests_of(clients.values()))):
-        raise EngineError(f"engines hold other weights than each other after an update to {version}: {apart}")
-
-
-Digests = Mapping[str, tuple[str, Mapping[str, str]]]
-"""By engine: what kind of engine keeps the weights, as digests of another kind are of other bytes; and the digests."""
-
-
-async def digests_of(clients: Iterable[EngineClient]) -> Digests:
-    """The digests that engines give of their weights.
-
-    Raises:
-        EngineError: `/server_info` is no JSON object, or there is no answer (EngineUnavailable).
-    """
-    found = {}
-    for client in clients:
-        info = await client.server_info()
-        kind = f"{info.get('version')} {info.get('dtype')}"
-        found[client.engine_id] = (kind, await client.weight_digests())
-    return found
-
-
-def parted(digests: Digests) -> str:
-    """Which weights two engines of one kind hold other digests of; empty where none do, or none can be compared."""
-    (first, (kind, expected)), *others = digests.items()
-    for engine, (other_kind, found) in others:
-        apart = sorted(name for name in expected.keys() & found.keys() if expected[name] != found[name])
-        if kind == other_kind and apart:
-            return f"{first} and {engine} differ in {len(apart)} of {len(expected)} weights, such as {apart[0]}"
-    return ""
+    return await weights_of(clients) if len(clients) > 1 else []
 
 
 async def check_alone(client: EngineClient, nonce: str, note: Callable[[str], None]) -> None:

@@ -167,6 +167,10 @@ def _hold_to_types(row: Mapping[str, Any], kinds: _Kinds, place: str) -> None:
             raise InputError(f"{place}: field {name!r} is {str(row[name])[:60]!r}, not of its type")
 
 
+WEIGHTS_PARTED = "weights_parted"
+"""The event of a step whose engines hold other weights than each other."""
+
+
 @dataclass(frozen=True, slots=True)
 class RunStore:
     """The files of one run."""

@@ -58,30 +58,6 @@ def _arm_used_finding(arm: str, rollout: Rollout) -> Finding:
     return Finding("arm_used", Level.CONTRACT, status, message, Where(field="arm"), arm, evidence=evidence)
 
 
-def weights_finding(versions: Mapping[str, object], apart: str, shown_equal: bool) -> Finding:
-    """Whether the engines of several arms hold the same weights.
-
-    Args:
-        versions: By engine, the version that it states.
-        apart: Where digests differ; empty where none do.
-        shown_equal: Whether the digests are seen to be equal, or all engines were started from one checkpoint.
-    """
-    stated = listed([f"{engine}: {version}" for engine, version in versions.items()])
-    if apart:
-        message, status = Message("the engines hold other weights than each other: {apart}", apart=apart), Status.FAIL
-    elif shown_equal:
-        message, status = Message("all engines hold the same weights ({versions})", versions=stated), Status.PASS
-    elif len(set(versions.values())) > 1:
-        message = Message("the engines label their weights differently ({versions})", versions=stated)
-        status = Status.INCONCLUSIVE
-    else:
-        message = Message(
-            "no digests show that the engines hold the same weights, whose label is one ({versions})", versions=stated
-        )
-        status = Status.NOT_COMPARED
-    return Finding("weights_equal", Level.CONTRACT, status, message, Where(field="weight_version"))
-
-
 def fixed_findings(config: SamplingConfig, rollouts: tuple[Rollout, Rollout], max_new_tokens: int) -> list[Finding]:
     """The findings of a design with a set number of groups: the evidence of watching, looked at once."""
     if not len(rollouts[0]):

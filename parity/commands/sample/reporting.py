@@ -38,7 +38,7 @@ def report_of(result: SamplingResult, directory: Path) -> tuple[Report, PageEvid
         **recorded,
         "baseline": config.baseline,
         "experiment": config.experiment,
-        "engine": recorded["config"]["engine"],
+        "engine": recorded.get("engines") or recorded["config"]["engine"],
         "trainer": FIXED_WEIGHTS,
         "task": config.prompts or config.task,
         "seeds": [config.seed],

@@ -26,17 +26,17 @@ from parity.commands.sample.judging import (
     decided,
     decided_in_all,
     fixed_findings,
-    weights_finding,
 )
 from parity.commands.sample.prompts import Prompt, read_prompts
 from parity.commands.sample.store import SamplingStore
+from parity.commands.weights import weights_finding
 from parity.contract_checks import Rules
 from parity.engines import Engine, EngineClient
 from parity.engines.answers import SteadyPost
 from parity.engines.client import Waits
 from parity.engines.designs import check_free_groups
 from parity.engines.router import engines_words
-from parity.engines.several import ask_engines, digests_of, open_engines, parted, what_engines_state
+from parity.engines.several import ask_engines, open_engines, weights_of, what_engines_state
 from parity.findings import Finding, Level, Message, Status, judge
 from parity.records.arms import Deployment
 from parity.records.exchanges import Exchange
@@ -137,7 +137,6 @@ async def _sample(
             deployment: await stack.enter_async_context(engine.client(Waits(note=watcher.note)))
             for deployment, engine in engines.items()
         }
-        weights = await _weights(clients)
         seen, joint = await ask_engines(config, clients, watcher.note)
         stated = await what_engines_state(config, clients)
         store.amend({**stated, **await _model(clients, policy), "engine_determinism": joint.to_json()})
@@ -153,8 +152,7 @@ async def _sample(
         rescored = sampled.rescored
         if rescored is None:
             rescored = await asker.rescored(rollouts) if len(rollouts[config.baseline]) else {}
-        if weights:
-            weights = await _weights(clients)  # as they are once all is sampled
+        weights = await _weights(clients)
     exchanges = {arm: list(store.exchanges(arm)) for arm in config.arms}
     findings = {}
     for arm in config.arms[1:]:
@@ -163,7 +161,7 @@ async def _sample(
         findings[arm] = [
             *sampled.refusal,
             *contract_findings(pair, rules, recorded),
-            *weights,
+            *weights.get(config.deployment(arm), []),
             *(evidence.findings() if evidence is not None else fixed_findings(pair, recorded.rollouts, cap)),
             *rescored.get(arm, []),
             *(segment_findings(*recorded.rollouts, config.margins) if len(recorded.rollouts[0]) else ()),
@@ -192,16 +190,16 @@ def _result(
     )
 
 
-async def _weights(clients: Mapping[Deployment, EngineClient]) -> list[Finding]:
-    """Whether several engines hold the same weights, by their digests or by how they were started."""
+async def _weights(clients: Mapping[Deployment, EngineClient]) -> dict[Deployment, list[Finding]]:
+    """Whether the engines of other arms hold the weights of the baseline's, by engine."""
     if len(clients) == 1:
-        return []
-    versions = {client.engine_id: (await client.model_info()).get("weight_version") for client in clients.values()}
-    digests = await digests_of(clients.values())
-    kinds = {kind for kind, _ in digests.values()}
-    compared = len(kinds) == 1 and all(of_engine for _, of_engine in digests.values())
+        return {}
+    baseline, *others = await weights_of(clients)
     started_here = not any(deployment.is_remote for deployment in clients)
-    return [weights_finding(versions, parted(digests), compared or started_here)]
+    return {
+        deployment: [weights_finding(baseline, weights, started_here)]
+        for deployment, weights in zip(list(clients)[1:], others, strict=True)
+    }
 
 
 async def _model(clients: Mapping[Deployment, EngineClient], policy: Path | None) -> dict[str, str]:
