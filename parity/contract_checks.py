@@ -43,6 +43,7 @@ __all__ = [
     "GAP_CHECKS",
     "AdvantageFormula",
     "Check",
+    "Facts",
     "Part",
     "Rules",
     "check_accounting",
@@ -51,6 +52,7 @@ __all__ = [
     "check_batches",
     "check_curves",
     "check_exchanges",
+    "check_facts",
     "check_measured",
     "check_metrics",
     "check_parts",
@@ -58,6 +60,7 @@ __all__ = [
     "check_requests",
     "check_run_curves",
     "check_samples",
+    "facts_of",
     "part_of",
     "samples_of",
     "summarise",
@@ -226,7 +229,12 @@ def check_batches(batches: Iterable[Rollout], rules: Rules) -> list[Finding]:
 
     Memory is that of one part, and some 300 bytes a sample.
     """
-    facts = _joined([facts_of(batch, rules) for batch in batches], rules)
+    return check_facts([facts_of(batch, rules) for batch in batches], rules)
+
+
+def check_facts(parts: Sequence[Facts], rules: Rules) -> list[Finding]:
+    """As `check_batches`, of samples that were read already by `facts_of` under the same rules."""
+    facts = _joined(parts, rules)
     return _sample_findings(facts, groups_of(facts), rules)
 
 

@@ -21,6 +21,7 @@ Examples:
   parity check rollout_data --group-size 8 --require output_count slot_index --html samples.html
   parity check before/ after/ --html side-by-side.html
   parity check parity-out/20260101-120000
+  parity check /shared/run/rollout_data --group-size 8 --processes 16
   parity check http://127.0.0.1:30000
   parity check http://127.0.0.1:30000 --determinism --control
 """
@@ -62,6 +63,14 @@ CHECK_EXIT_HELP = "Exit code: 0 passed, 1 failed, 2 wrong input (or a file could
     multiple=True,
     metavar="CHECK…",
     help="Fail where a check could not be compared; all stands for every one (docs/reference/checks.md).",
+)
+@click.option(
+    "--processes",
+    type=click.IntRange(1),
+    help="Processes that read files of samples side by side. Default: one a core from 256 MB on.",
+)
+@click.option(
+    "--ray", metavar="ADDRESS", help="Read files as tasks of a Ray cluster whose nodes see them, such as auto."
 )
 @click.option("--destructive", is_flag=True, help="With a URL: also send what is known to end some servers.")
 @click.option("--control", is_flag=True, help="With a URL: also update weights, abort and pause, which others notice.")

@@ -18,16 +18,20 @@ from typing import Any
 
 import pyarrow as pa
 
+from parity.commands.file_by_file import Mapped, reader
 from parity.commands.question import check_live_engines
 from parity.contract_checks import (
     CHECKS,
     GAP_CHECKS,
     AdvantageFormula,
+    Facts,
     Rules,
     check_batches,
     check_exchanges,
+    check_facts,
     check_recording,
     check_run_curves,
+    facts_of,
     samples_of,
 )
 from parity.errors import InputError, UsageError, did_you_mean
@@ -102,6 +106,8 @@ def check_sources(
     destructive: bool = False,
     control: bool = False,
     determinism: bool = False,
+    processes: int | None = None,
+    ray: str | None = None,
     watcher: Progress = _silent,
 ) -> CheckResult:
     """Checks what lies at paths, or the engine at one URL, as the command's options say.
@@ -146,7 +152,7 @@ def check_sources(
         advantage=advantage,
         partial_versions=partial_rollout,
     )
-    result = check_paths([Path(source) for source in sources], rules, watcher)
+    result = check_paths([Path(source) for source in sources], rules, watcher, processes, ray)
     return replace(result, findings=tuple(_require(result.findings, required)))
 
 
@@ -181,13 +187,23 @@ def _require(findings: Sequence[Finding], required: Sequence[str]) -> Iterator[F
         yield Finding(name, Level.CONTRACT, Status.FAIL, message)
 
 
-def check_paths(paths: Sequence[Path], rules: Rules, watcher: Progress = _silent) -> CheckResult:
+def check_paths(
+    paths: Sequence[Path],
+    rules: Rules,
+    watcher: Progress = _silent,
+    processes: int | None = None,
+    ray: str | None = None,
+) -> CheckResult:
     """Checks all samples and exchanges at some paths.
+
+    Samples without exchanges may be read side by side; the result is that of reading them one after the other.
 
     Args:
         paths: Files and directories.
         rules: What the rollouts were asked to be.
         watcher: Told how far it is, by files.
+        processes: How many processes read files; by default one a core where there is much to read.
+        ray: The address of a Ray cluster to read files on.
 
     Raises:
         InputError: A file that is named itself cannot be read or is not recognised, or nothing is left to check.
@@ -202,7 +218,14 @@ def check_paths(paths: Sequence[Path], rules: Rules, watcher: Progress = _silent
     names = names_of([directory for directory, _ in datasets])
     findings: list[Finding] = []
     for name, (_, sources) in zip(names, datasets, strict=True):
-        own = _findings(sources, rules, reading)
+        mapped = None
+        if all(source.samples for source in sources):
+            mapped = reader([source.path for source in sources], processes, ray)
+        own = (
+            check_facts(_facts(sources, rules, reading, mapped), rules)
+            if mapped
+            else _findings(sources, rules, reading)
+        )
         findings += own if len(datasets) == 1 else [finding.in_run(name) for finding in own]
     findings += _curve_findings(of_curves, reading)
     if failed := next((path for path in reading.errors if path in named), None):
@@ -307,26 +330,61 @@ def _as_rollout(outputs: Sequence[Sample], path: Path) -> Rollout:
     return rollout_of([output.to_json() for output in outputs], place)
 
 
+def _facts(sources: Sequence[Source], rules: Rules, reading: _Reading, mapped: Mapped) -> list[Facts]:
+    """The facts of `_parts`, of files that are read side by side."""
+    seen = _Seen()
+    facts: list[Facts] = []
+    for source, read in zip(sources, mapped([source.path for source in sources], rules), strict=True):
+        keys = [key for part in read.parts for key in part.sample_keys()]
+        if any(seen.owners.get(key, source.path) != source.path for key in keys):
+            facts += [facts_of(part, rules) for part in _parts_of(source, seen, reading)]
+            continue
+        reading.begun.add(source.path)
+        seen.take(keys, source.path)
+        reading.samples += len(keys)
+        reading.report()
+        facts += read.parts
+        if read.error:
+            reading.leave_out(source, read.error)
+    reading.groups += len(seen.groups)
+    return facts
+
+
+@dataclass(slots=True)
+class _Seen:
+    """Which file of a data set holds each sample, and its groups."""
+
+    owners: dict[_Key, Path] = field(default_factory=dict)
+    groups: set[_Key] = field(default_factory=set)
+
+    def take(self, keys: Sequence[_Key], path: Path) -> list[bool]:
+        """Notes the samples of a file; which of them no earlier file has."""
+        self.groups.update(key[:2] for key in keys)
+        return [self.owners.setdefault(key, path) == path for key in keys]
+
+
 def _parts(sources: Sequence[Source], reading: _Reading) -> Iterator[Rollout]:
     """The samples of all files; a sample that another file has too is an error of the later file."""
-    owners: dict[_Key, Path] = {}
-    groups: set[_Key] = set()
+    seen = _Seen()
     for source in sources:
-        assert source.samples is not None
-        reading.begun.add(source.path)
-        try:
-            for rollout in source.samples():
-                keys = list(zip(*(rollout.table.column(name).to_pylist() for name in _KEY), strict=True))
-                own = [owners.setdefault(key, source.path) == source.path for key in keys]
-                if not all(own):
-                    rollout = _without_copies(rollout, keys, own, source.path, owners)
-                groups.update(key[:2] for key in keys)
-                reading.samples += len(rollout)
-                reading.report()
-                yield rollout
-        except (InputError, UsageError) as error:
-            reading.leave_out(source, error)
-    reading.groups += len(groups)
+        yield from _parts_of(source, seen, reading)
+    reading.groups += len(seen.groups)
+
+
+def _parts_of(source: Source, seen: _Seen, reading: _Reading) -> Iterator[Rollout]:
+    assert source.samples is not None
+    reading.begun.add(source.path)
+    try:
+        for rollout in source.samples():
+            keys = list(zip(*(rollout.table.column(name).to_pylist() for name in _KEY), strict=True))
+            own = seen.take(keys, source.path)
+            if not all(own):
+                rollout = _without_copies(rollout, keys, own, source.path, seen.owners)
+            reading.samples += len(rollout)
+            reading.report()
+            yield rollout
+    except (InputError, UsageError) as error:
+        reading.leave_out(source, error)
 
 
 _KEY = ("rollout_id", "group_index", "index")
@@ -375,14 +433,25 @@ def reward_function(name: str) -> Callable[[Sample], float]:
             "./FILE.py:FUNCTION"
         ) from error
 
-    def reward(sample: Sample) -> float:
+    return _Reward(name, function)
+
+
+@dataclass(frozen=True, slots=True)
+class _Reward:
+    """The user's reward; a process that reads files looks the function up by its name."""
+
+    name: str
+    function: Callable[[Sample], Any]
+
+    def __call__(self, sample: Sample) -> float:
         try:
-            return float(function(sample))
+            return float(self.function(sample))
         except Exception as error:
             place = f"rollout {sample.rollout_id}, group {sample.group_index}, slot {sample.index}"
-            raise UsageError(f"--reward {name} fails at {place}: {type(error).__name__}: {error}") from error
+            raise UsageError(f"--reward {self.name} fails at {place}: {type(error).__name__}: {error}") from error
 
-    return reward
+    def __reduce__(self) -> tuple[Callable[[str], Callable[[Sample], float]], tuple[str]]:
+        return reward_function, (self.name,)
 
 
 def _module_of_file(path: Path) -> ModuleType:

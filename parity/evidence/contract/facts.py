@@ -127,6 +127,11 @@ class Facts:
         columns = {item.name: [getattr(part, item.name) for part in parts] for item in fields(cls)}
         return cls(**{name: np.concatenate(arrays) for name, arrays in columns.items()})
 
+    def sample_keys(self) -> list[tuple[int | None, int, int]]:
+        """What names each sample: rollout, where it is known, group and slot."""
+        steps = (None if step == NULL else step for step in self.rollout_id.tolist())
+        return list(zip(steps, self.group_index.tolist(), self.index.tolist(), strict=True))
+
     def recorded(self, name: str) -> Bools:
         """Where a field was not made up by the reader, (rows,)."""
         return np.fromiter((name not in names for names in self.assigned), np.bool_, len(self))
