@@ -173,9 +173,15 @@ def parity_here(policy_cache: Path) -> Here:
 
 
 @pytest.fixture(scope="session")
-def policy_engine(policy_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
+def policy(policy_cache: Path) -> Path:
+    """The warm-started policy, as a checkpoint."""
+    return _warm(policy_cache)
+
+
+@pytest.fixture(scope="session")
+def policy_engine(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
     """An embedded engine that serves the policy, started once: a run gives it the weights of each of its steps."""
-    engine = open_engine("embedded", _warm(policy_cache), tmp_path_factory.mktemp("engine"))
+    engine = open_engine("embedded", policy, tmp_path_factory.mktemp("engine"))
     assert isinstance(engine, EngineProcess)
     with engine:
         yield engine
