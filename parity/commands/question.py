@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 from pathlib import Path
 
+from parity.commands.reward import reward_function
 from parity.errors import UsageError, did_you_mean
 from parity.records.arms import ENGINES, WAYS, ArmsAsked, differ_beyond_requests, problems_of_arms
 from parity.records.bench import BenchConfig
@@ -118,8 +119,6 @@ def check_sampling_inputs(config: SamplingConfig) -> None:
     """
     check_live_engines(config.arm(name).engine for name in config.arms)
     if config.reward is not None:
-        from parity.commands.check import reward_function
-
         reward_function(config.reward)
     if config.prompts is not None:
         from parity.commands.sample.prompts import read_prompts

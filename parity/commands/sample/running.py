@@ -17,8 +17,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from parity.commands.check import reward_function
 from parity.commands.question import check_sampling
+from parity.commands.reward import reward_function
 from parity.commands.sample.asking import RESCORED_GROUPS, Asker
 from parity.commands.sample.judging import (
     Recorded,
