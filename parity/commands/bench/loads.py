@@ -1,7 +1,7 @@
 """What each engine served: requests and decode tokens, out of access logs and Prometheus counters.
 
-Access logs are uvicorn's, as SGLang writes them. Counters are SGLang's own (with `--enable-metrics`), the embedded
-engine's, and sglang-router's, which counts requests by worker.
+Access logs are uvicorn's, as SGLang and vLLM write them. Counters are SGLang's own (with `--enable-metrics`), vLLM's,
+the embedded engine's, and sglang-router's, which counts requests by worker.
 """
 
 from __future__ import annotations
@@ -24,8 +24,16 @@ MAX_TEXT = 64 << 20
 MAX_LINE = 64 << 10
 """Most bytes of a line of an access log; a longer one is read in parts."""
 
-_ACCESS = re.compile(rb'"(?:POST|PUT) (?:https?://[^/ ]+)?/generate(?:\?[^ ]*)? HTTP/[0-9.]+" ([0-9]{3})\b')
+_ACCESS = re.compile(
+    rb'"(?:POST|PUT) (?:https?://[^/ ]+)?(?:/inference/v1)?/(?:generate|v1/completions)(?:\?[^ ]*)?'
+    rb' HTTP/[0-9.]+" ([0-9]{3})\b'
+)
 _ANY_ACCESS = re.compile(rb'"[A-Z]+ [^ "]+ HTTP/[0-9.]+" [0-9]{3}\b')
+_COUNTERS = frozenset(
+    {"sglang:num_http_requests_total", "sglang:generation_tokens_total"}
+    | {"vllm:request_params_n_count", "vllm:generation_tokens_total"}
+)
+"""Requests and decode tokens; vLLM counts a request that has a result once, whatever its n."""
 Loads = Mapping[str, Load]
 """By engine."""
 
@@ -44,7 +52,9 @@ def read_counters(text: str, name: str) -> dict[str, Load]:
 
     engine: dict[str, float] = defaultdict(float)
     workers: dict[str, float] = defaultdict(float)
-    lines = [line.strip() for line in text.splitlines() if line.startswith(("sglang:", "sglang_", "smg_worker_"))]
+    lines = [
+        line.strip() for line in text.splitlines() if line.startswith(("sglang:", "sglang_", "vllm:", "smg_worker_"))
+    ]
     try:
         samples = [sample for family in text_string_to_metric_families("\n".join(lines)) for sample in family.samples]
     except ValueError as error:
@@ -53,16 +63,14 @@ def read_counters(text: str, name: str) -> dict[str, Load]:
         metric = metric.replace("sglang_", "sglang:")
         if metric in ("smg_worker_health", "smg_worker_cb_outcomes_total") and "worker" in labels:
             workers[labels["worker"]] += 0.0 if metric == "smg_worker_health" else _count(value, name, metric)
-        elif metric in ("sglang:num_http_requests_total", "sglang:generation_tokens_total") or (
-            metric == "sglang:http_requests_total" and labels.get("endpoint") == "/generate"
-        ):
+        elif metric in _COUNTERS or (metric == "sglang:http_requests_total" and labels.get("endpoint") == "/generate"):
             engine["decode_tokens" if "tokens" in metric else "requests"] += _count(value, name, metric)
     if workers:
         # A router lists its workers in another order at each reading.
         return {engine_name(worker): Load(requests) for worker, requests in sorted(workers.items())}
-    if engine or "\nsglang" in f"\n{text}":
+    if engine or "\nsglang" in f"\n{text}" or "\nvllm:" in f"\n{text}":
         return {name: Load(engine.get("requests"), engine.get("decode_tokens"))}
-    raise NotRecognised(f"{name}: no counter of SGLang or of its router")
+    raise NotRecognised(f"{name}: no counter of SGLang, vLLM or a router")
 
 
 def _count(value: float, name: str, metric: str) -> float:

@@ -102,7 +102,7 @@ class _Tally:
                 self.request_seconds.append(time.perf_counter() - start)
             self.count(answer, len(plan.slots))
 
-        plans = plan_requests(mode.arm, [request] * self.workload.group_size, mode.chunk)
+        plans = plan_requests(mode.arm, [request] * self.workload.group_size, mode.chunk, client.dialect)
         results = await asyncio.gather(*map(send, plans), return_exceptions=True)
         failures = [result for result in results if result is not None]
         for failure in failures:
@@ -120,25 +120,47 @@ class _Tally:
         Raises:
             ExchangeError: An item lacks its tokens, how it ended, or is none; or there are more or fewer items.
         """
-        items = answer if isinstance(answer, list) else [answer]
-        for item in items:
-            try:
-                meta = item["meta_info"]
-                ids = item["output_ids"] if "output_ids" in item else meta["output_token_logprobs"]
-                tokens, ended = len(ids), meta["finish_reason"]["type"]
-                prompt, cached = meta.get("prompt_tokens"), meta.get("cached_tokens")
-                if not isinstance(ids, list):
-                    raise TypeError(f"tokens are {type(ids).__name__}, not list")
-            except (KeyError, TypeError, AttributeError) as error:
-                reason = f"{type(error).__name__}: {error}"
-                raise ExchangeError(f"a response has no sample ({reason}): {str(item)[:200]}") from error
+        try:
+            samples = list(_samples(answer))
+        except (KeyError, TypeError, AttributeError) as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise ExchangeError(f"a response has no sample ({reason}): {str(answer)[:200]}") from error
+        for tokens, ended, prompt, cached in samples:
             self.samples += 1
             self.output_tokens += tokens
             self.at_cap += ended == "length" and tokens == self.workload.new_tokens
             self.prompt_tokens = _sum(self.prompt_tokens, prompt)
             self.cached_tokens = _sum(self.cached_tokens, cached)
-        if len(items) != expected:  # the numbers of other requests may make up for it
-            raise ExchangeError(f"a request for {expected} samples was answered with {len(items)}")
+        if len(samples) != expected:  # the numbers of other requests may make up for it
+            raise ExchangeError(f"a request for {expected} samples was answered with {len(samples)}")
+
+
+def _samples(answer: Any) -> Iterator[tuple[int, str, Any, Any]]:
+    """Of each sample of an answer, in either dialect: its tokens, how it ended, prompt tokens and cached ones.
+
+    vLLM counts the prompt tokens of all prompts of a request together, once, and the cached ones of one sample.
+    """
+    choices = answer.get("choices") if isinstance(answer, dict) else None
+    if choices is not None:
+        usage, alone = answer["usage"], len(choices) == 1
+        details = usage.get("prompt_tokens_details") or {}
+        for choice in choices:
+            cached = details.get("cached_tokens") if alone else None
+            prompt = choice.get("prompt_token_ids")
+            of_one = usage["prompt_tokens"] if alone or "request_id" in answer else None
+            counted = of_one if prompt is None else len(prompt)
+            yield _length(choice["token_ids"]), choice["finish_reason"], counted, cached
+        return
+    for item in answer if isinstance(answer, list) else [answer]:
+        meta = item["meta_info"]
+        tokens = _length(item["output_ids"] if "output_ids" in item else meta["output_token_logprobs"])
+        yield tokens, meta["finish_reason"]["type"], meta.get("prompt_tokens"), meta.get("cached_tokens")
+
+
+def _length(tokens: Any) -> int:
+    if not isinstance(tokens, list):
+        raise TypeError(f"tokens are {type(tokens).__name__}, not list")
+    return len(tokens)
 
 
 def _sum(total: int | None, more: Any) -> int | None:

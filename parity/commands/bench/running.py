@@ -215,6 +215,7 @@ class _Target:
                 engine = self.engines[policy]
                 # Connections of its own: servers close idle ones, and one that lags may close one just as it is used.
                 async with EngineClient(engine.url, engine.engine_id) as client:
+                    client.dialect = controller.dialect
                     row = await measure(
                         client,
                         mode,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from parity.engines import EngineClient
+from parity.engines.scoring import prompt_ids, score
+from parity.errors import ExchangeError
 from parity.records.samples import Rollout, Sample
 from parity.stats import Floats, Rescored
 from rollout_patch import Permits
@@ -38,50 +39,19 @@ async def rescore(client: EngineClient, permits: Permits, rollout: Rollout, grou
         by_group.setdefault(sample.group_index, []).append(sample)
     recorded, prefilled, lengths = [], [], []
     for group in by_group.values():
-        prompt = group[0].prompt_ids or await _prompt_ids(client, group[0].extra["prompt"])
         scored = [sample for sample in group if sample.output_ids and sample.logprobs]
-        contexts = [[*prompt, *(sample.output_ids or ())] for sample in scored]
-        answers = await _prefill(client, permits, contexts, len(prompt) - 1)
+        try:
+            prompt = group[0].prompt_ids or await prompt_ids(client, group[0].extra["prompt"])
+            contexts = [[*prompt, *(sample.output_ids or ())] for sample in scored]
+            async with permits.hold(max(len(contexts), 1)):
+                answers = await score(client, contexts, len(prompt) - 1)
+        except ExchangeError as error:
+            raise NotScored(str(error)) from error
         parts = [_of_tokens(row[1:], sample) for row, sample in zip(answers, scored, strict=True)]
         recorded.append(np.array([value for sample in scored for value in sample.logprobs or ()], dtype=np.float64))
         prefilled.append(np.concatenate([np.zeros(0), *parts]))
         lengths.append([len(part) for part in parts])
     return Rescored(recorded, prefilled, lengths)
-
-
-async def _prompt_ids(client: EngineClient, text: str) -> list[int]:
-    """The token ids that the engine makes of a text, as its own log-probs name them."""
-    payload = {"text": text, "sampling_params": {"max_new_tokens": 0}, "return_logprob": True}
-    answer = await client.generate({**payload, "logprob_start_len": 0})
-    return [token for _, token in _triples(answer)]
-
-
-async def _prefill(
-    client: EngineClient, permits: Permits, prompts: list[list[int]], start: int
-) -> list[list[tuple[float | None, int]]]:
-    """(log-prob, token) of each prompt's tokens from `start` on; the first has no log-prob."""
-    if not prompts:
-        return []
-    async with permits.hold(len(prompts)):
-        answer = await client.generate(
-            {
-                "input_ids": prompts,
-                "sampling_params": {"max_new_tokens": 0, "temperature": 0},
-                "return_logprob": True,
-                "logprob_start_len": start,
-            }
-        )
-    if not isinstance(answer, list) or len(answer) != len(prompts):
-        raise NotScored(f"{len(prompts)} prompts were answered with {str(answer)[:80]}")
-    return [_triples(output) for output in answer]
-
-
-def _triples(answer: Any) -> list[tuple[float | None, int]]:
-    """(log-prob, token) of each prompt token in an answer."""
-    try:
-        return [(row[0], int(row[1])) for row in answer["meta_info"]["input_token_logprobs"]]
-    except (TypeError, KeyError, IndexError, ValueError) as error:
-        raise NotScored(f"no input_token_logprobs ({type(error).__name__}) in {str(answer)[:80]}") from error
 
 
 def _of_tokens(row: Sequence[tuple[float | None, int]], sample: Sample) -> Floats:
