@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from parity.findings import Level
 from parity.report import text
-from parity.report.document import Report
+from parity.report.document import Report, Row
 from parity.report.markdown import bullets, escape, fenced, table
 from parity.report.sentences import in_language
 from parity.report.words import Language, Say, shortened, speaker
@@ -32,7 +32,7 @@ def render(report: Report, language: Language = "en") -> str:
         *(escape(line, PARAGRAPH) for line in text.beside(report, say)),
         *_failed(report, say),
         *(
-            [table([say(column) for column in text.COLUMNS], [text.row_cells(row, say) for row in report.rows])]
+            [table([say(column) for column in text.COLUMNS], [_cells(row, say) for row in report.rows])]
             if compared
             else []
         ),
@@ -42,6 +42,13 @@ def render(report: Report, language: Language = "en") -> str:
         say("[The whole report]({link}): curves, samples, every finding and where its rows are.", link=LINK),
     ]
     return "\n\n".join(blocks) + "\n"
+
+
+def _cells(row: Row, say: Say) -> tuple[str, ...]:
+    """A row's cells; where each finding points stands in the list of those that fail."""
+    *values, _ = text.row_cells(row, say)
+    found = say("; ").join(text.short_outcome(finding, say) for finding in row.findings)
+    return *values, found or say(text.NOT_COMPARED)
 
 
 def _failed(report: Report, say: Say) -> list[str]:

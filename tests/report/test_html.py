@@ -107,7 +107,7 @@ TOKENIZER = {"model": {"vocab": {"Ġseven": 30, HOSTILE[1][0]: 31}}, "added_toke
 
 FINDINGS = (
     Finding("output_count", Level.CONTRACT, Status.PASS, "60 samples", evidence={"checked": 60}),
-    Finding("twin_logprobs", Level.REPLAY, Status.PASS, "equal", evidence={"checked": 60}),
+    Finding("twin_rollout/rollout_log_probs_len/mean", Level.REPLAY, Status.PASS, "equal", evidence={"checked": 60}),
     Finding(
         "twin_output_ids",
         Level.REPLAY,
@@ -222,8 +222,8 @@ def test_the_overview_gives_the_verdict_and_the_way_from_a_number_to_its_rows_on
     assert "L3 training curves: no pair" in not_compared.all_inner_texts()
     assert "L1 sampling: no finding" in not_compared.all_inner_texts()
     row.locator("td a", has_text="L2 pass").click()
-    assert page.tab.locator("details[open] summary").inner_text().startswith("pass L2 replay twin_logprobs")
-    assert "runs/*/rollouts/*" in page.tab.locator("details[open]").inner_text()
+    assert page.tab.locator("details[open] summary").inner_text().startswith("pass L2 replay twin_rollout/")
+    assert "runs/*/metrics.jsonl" in page.tab.locator("details[open]").inner_text()
     rung = page.go("#overview").locator("table.ladder tbody tr", has_text="L2 replay")
     rung.locator("a", has_text="twin_output_ids").click()
     shown = page.tab.locator("details[open]").inner_text()
@@ -293,9 +293,9 @@ def test_nothing_is_in_the_way_of_people_who_see_or_move_otherwise(
     for view in ("#overview", "#metrics", "#samples/twin-0/2/1", "#findings/2", "#events", "#provenance"):
         page.go(view)
         page.tab.wait_for_function("document.readyState === 'complete'")
+        page.tab.evaluate("document.querySelectorAll('details.requests').forEach((one) => (one.open = true))")
         found = axe.Axe().run(page.tab).response["violations"]
-        serious = {each["id"]: each["nodes"][0]["html"] for each in found if each["impact"] in ("serious", "critical")}
-        assert serious == {}, view
+        assert {each["id"]: each["nodes"][0]["html"] for each in found} == {}, view
         assert page.tab.evaluate("document.documentElement.scrollWidth") <= width, view
 
 

@@ -71,7 +71,7 @@ function rewardCurve() {
   const metric = "rollout/raw_reward";
   const arms = Object.entries(data.designs[data.compared.design] ?? {});
   const lines = arms.flatMap(([arm, runs]) => linesOf(metric, arm, runs));
-  if (!lines.length) return null;
+  if (!lines.some(({ steps }) => steps.length > 1)) return null;
   const drawn = {
     lines,
     bands: bandsOf(metric, data.compared.design, lines),
@@ -82,7 +82,16 @@ function rewardCurve() {
   const toCurves = () => {
     location.hash = route("metrics", metric);
   };
-  return chart(metric, drawn, { log: false, range: null }, toCurves, openStep);
+  const names = [
+    el("span", { class: "value baseline" }, data.baseline),
+    el("span", { class: "value experiment" }, data.experiment),
+  ];
+  return el(
+    "div",
+    {},
+    chart(metric, drawn, { log: false, range: null }, toCurves, openStep),
+    el("p", { class: "legend" }, names),
+  );
 }
 
 // The first failing findings, causes above their consequences.

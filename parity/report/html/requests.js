@@ -29,21 +29,19 @@ function requestLines(requests, pair) {
       { class: "note" },
       say("Each bar is a request from sent to answered; when its first token came is not recorded."),
     ),
-    timed.map(
-      (side, at) =>
-        side.length > 0 && [
-          el(
-            "p",
-            { class: "note" },
-            say("{arm}: {count} requests in {seconds} s", {
-              arm: pair.runs.length === 1 ? pair.runs[0] : (arms[at] ?? ""),
-              count: side.length,
-              seconds: number(spans[at]),
-            }),
-          ),
-          el("div", { class: "scroll", tabindex: 0, role: "region" }, requestChart(side, at ? "experiment" : "baseline", longest)),
-        ],
-    ),
+    timed.map((side, at) => {
+      if (!side.length) return null;
+      const told = say("{arm}: {count} requests in {seconds} s", {
+        arm: pair.runs.length === 1 ? pair.runs[0] : (arms[at] ?? ""),
+        count: side.length,
+        seconds: number(spans[at]),
+      });
+      const drawn = requestChart(side, at ? "experiment" : "baseline", longest);
+      return [
+        el("p", { class: "note" }, told),
+        el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": told }, drawn),
+      ];
+    }),
   );
 }
 

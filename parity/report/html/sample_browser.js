@@ -337,7 +337,8 @@ function tokensOf(sample, other) {
     shown < sample.tokens
       ? say("first {shown} of {all} tokens, id over log-prob", { shown, all: sample.tokens })
       : say("{all} tokens, id over log-prob", { all: shown });
-  const list = el("div", { class: "tokens", tabindex: 0, role: "region", "aria-label": say("tokens") });
+  const label = `${say("tokens")}${say(": ")}${say("{file}, row {row}", sample)}`;
+  const list = el("div", { class: "tokens", tabindex: 0, role: "region", "aria-label": label });
   const fill = () => list.childElementCount || list.append(...sample.output_ids.map((id, at) => token(sample, id, at, other)));
   const ontoggle = (event) => event.target.open && fill();
   if (shown <= OPEN_TOKENS) fill();
