@@ -40,7 +40,7 @@ Examples:
                 --max-new-tokens 1024 --reward my_task.py:reward
   parity sample --arms arms.toml
   parity sample --workers 2 --router round_robin
-  parity sample --from rollout_data/before --from rollout_data/after
+  parity sample --from before/ --from after/
   parity sample --out parity-out/sample-1 --resume --max-groups 8192
 """
 

@@ -188,6 +188,18 @@ ELSEWHERE = {
         "parity serve --chaos 0.2,seed=7,hold=5",
         "parity serve --chaos 0.2,seed=7",
     ),
+    ("does not end", "tests/engines/embedded/test_faults.py::"): (
+        "parity serve --fault int8-weights",
+        "parity serve --fault NAME",
+    ),
+    ("takes no --max-groups", "tests/commands/sample/test_dumped.py::"): (
+        "parity sample --from before/ --from after/",
+    ),
+    ("needs an engine whose seeds hold", "tests/conformance/test_determinism.py::"): (
+        f"{CHECK} {LOOPBACK} --determinism --control",
+    ),
+    ("starts engines for minutes", "tests/engines/embedded/test_faults.py::"): ("python benchmarks/engine_faults.py",),
+    ("simulates for minutes", "tests/evidence/sampling/test_segments.py::"): ("python benchmarks/segments.py",),
     ("draws more points", "tests/runner/test_crashes.py::"): ("make crashes",),
     ("simulates for minutes", "tests/evidence/sampling/test_margin.py::"): (
         "python benchmarks/error_rates.py --repetitions 200 --seconds 120 --write",
