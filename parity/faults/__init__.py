@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from importlib import resources
 
 from parity.errors import UsageError, did_you_mean
-from parity.faults import control_plants, curve_faults, dump_faults, exchange_faults, sample_faults
+from parity.faults import control_plants, curve_faults, dump_faults, engine_faults, exchange_faults, sample_faults
 from parity.faults.edits import Plant
 from parity.faults.scenes import KINDS, Kind, Scene, name_of
 from parity.findings import Level
@@ -81,7 +81,7 @@ class Control:
 
 PLANTS = {
     **exchange_faults.PLANTS, **sample_faults.PLANTS, **dump_faults.PLANTS, **curve_faults.PLANTS,
-    **control_plants.PLANTS,
+    **control_plants.PLANTS, **engine_faults.PLANTS,
 }  # fmt: skip
 """Every operation by name."""
 

@@ -1,7 +1,7 @@
 """The scenes that faults are planted in: how each is built without a fault, and which checks judge it.
 
 A scene is what one stage of a rollout leaves behind: exchanges, samples with their exchanges, a twin, a tracker's
-metrics, groups sampled at fixed weights or in a mixed run, or the curves of whole runs.
+metrics, groups sampled at fixed weights or in a mixed run, what two engines draw, or the curves of whole runs.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import orjson
 import pyarrow as pa
 
@@ -72,6 +73,15 @@ class Draws:
     prompts: list[list[int]]
     baseline: Rollout
     experiment: Rollout
+
+
+@dataclass(slots=True)
+class Engines:
+    """Two engines at the same weights: the logits (G, T, V) that each gives every token of both arms' responses."""
+
+    rng: np.random.Generator
+    logits: npt.NDArray[np.float64]
+    changed: npt.NDArray[np.float64]
 
 
 @dataclass(slots=True)
@@ -170,6 +180,56 @@ def judge_draws(draws: Draws) -> list[Finding]:
     return sampling_findings(draws.baseline, draws.experiment, SAMPLING, draws.rng)
 
 
+def build_segments(rng: np.random.Generator, groups: int) -> Draws:
+    """As `build_draws`, of two data sets, with images in a third of the prompts, each prompt as hard as it is drawn."""
+    chances, images = rng.random(groups), rng.random(groups) < 1 / 3
+    draws = build_draws(rng, groups)
+    arms = []
+    for rollout in (draws.baseline, draws.experiment):
+        samples = list(rollout.samples())
+        for sample in samples:
+            group = sample.group_index
+            sample.reward = float(rng.random() < chances[group])
+            sample.media_sha256 = ["0" * 64] if images[group] else []
+            sample.extra = {"data_source": "odd" if group % 2 else "even"}
+        arms.append(Rollout.from_samples(samples))
+    return Draws(rng, draws.prompts, *arms)
+
+
+def judge_segments(draws: Draws) -> list[Finding]:
+    """The differences by segment of the prompts."""
+    from parity.stats import segment_findings  # as above
+
+    return segment_findings(draws.baseline, draws.experiment)
+
+
+RESPONSE, RESPONSES, CANDIDATES = 24, 8, 12
+"""Tokens of a response, responses of a group, and tokens to choose from, between two engines."""
+
+
+def build_engines(rng: np.random.Generator, groups: int) -> Engines:
+    """Two engines that give the same logits."""
+    logits = rng.normal(0, 1.5, (groups, RESPONSE * RESPONSES, CANDIDATES))
+    return Engines(rng, logits, logits.copy())
+
+
+def judge_engines(scene: Engines) -> list[Finding]:
+    """What each engine draws, scored by both."""
+    from parity.stats import Rescored, crossed_findings  # as above
+
+    with np.errstate(divide="ignore"):
+        laws = [z - np.logaddexp.reduce(z, axis=-1, keepdims=True) for z in (scene.logits, scene.changed)]
+    own, crossed = [], []
+    for side, law in enumerate(laws):
+        drawn = (law + scene.rng.gumbel(size=law.shape)).argmax(axis=-1)[..., None]
+        recorded, other = (np.take_along_axis(one, drawn, axis=-1)[..., 0] for one in (law, laws[1 - side]))
+        lengths = [[RESPONSE] * RESPONSES] * len(law)
+        own.append(Rescored(list(recorded), list(recorded), lengths))
+        crossed.append(Rescored(list(recorded), list(other), lengths))
+    margin = SAMPLING["reward"]
+    return crossed_findings((own[0], own[1]), (crossed[0], crossed[1]), reward_margin=margin, arms=ARMS)
+
+
 def judge_watched(draws: Draws) -> list[Finding]:
     """The evidence that `parity sample` watches, after the last block of groups."""
     from parity.stats import Evidence  # as above
@@ -239,6 +299,8 @@ KINDS: Mapping[str, Kind] = {
     "twin": Kind("groups", partial(build_scene, media=True), judge_twin),
     "tracker": Kind("steps", lambda rng, steps: build_scene(rng, 2, steps=steps), judge_tracker),
     "sampling": Kind("groups", build_draws, judge_draws, 64),
+    "segments": Kind("groups", build_segments, judge_segments, 64),
+    "engines": Kind("groups", build_engines, judge_engines, 8),
     "watched": Kind("groups", build_draws, judge_watched, 64),
     "probe": Kind("groups", build_draws, partial(judge_mixed, "probe"), 64),
     "switchback": Kind("groups", build_draws, partial(judge_mixed, "switchback"), 64),
