@@ -1,4 +1,4 @@
-"""Defects that the embedded engine can be started with (`parity serve --fault NAME`): what a changed engine gets wrong.
+"""Defects that the embedded engine can be started with (`parity serve --fault`): what a changed engine gets wrong.
 
 Each is planted in one served model, at the place where it really occurs: in the weights, the rotary table, the cache,
 or the draw of tokens.
