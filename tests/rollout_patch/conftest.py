@@ -114,18 +114,8 @@ def make_group() -> Callable[..., list[SimpleNamespace]]:
 @pytest.fixture(scope="session")
 def recorded() -> dict[str, dict[str, Any]]:
     """The first exchange of each case, text and images, as the real engine answered."""
-    return read_cases("sglang-0.5.23-cpu", "sglang-0.5.23-cpu-qwen2.5-vl")
-
-
-@pytest.fixture(scope="session")
-def recorded_vllm() -> dict[str, dict[str, Any]]:
-    """The exchange of each case, text and images, as the real vLLM answered."""
-    return read_cases("vllm-0.32.0-cpu")
-
-
-def read_cases(*names: str) -> dict[str, dict[str, Any]]:
     cases: dict[str, dict[str, Any]] = {}
-    for name in names:
+    for name in ("sglang-0.5.23-cpu", "sglang-0.5.23-cpu-qwen2.5-vl"):
         for line in (DATA / f"{name}.exchanges.jsonl").read_text().splitlines():
             row = json.loads(line)
             cases.setdefault(row["case"], row)

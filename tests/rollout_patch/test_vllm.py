@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import copy
+import functools
+import json
 import random
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from rollout_patch import (
     ARMS,
@@ -50,14 +55,14 @@ def asked_in(request: Mapping[str, Any]) -> list[SampleRequest]:
 
 
 @pytest.mark.parametrize("case", [*EXAMPLES, "abort-by-id-n4", "image-n4", "two-images-n2", "image-per-sample-0"])
-def test_bodies_of_generate_are_the_recorded_ones(recorded_vllm: dict[str, Any], case: str) -> None:
-    sent = recorded_vllm[case]["request"]
+def test_bodies_of_generate_are_the_recorded_ones(case: str) -> None:
+    sent = recording()[case]["request"]
     (planned,) = plan_requests("native", asked_in(sent), dialect=VLLM)
-    assert (planned.payload, VLLM.path_of(planned.payload)) == (sent, recorded_vllm[case]["url"])
+    assert (planned.payload, VLLM.path_of(planned.payload)) == (sent, recording()[case]["url"])
 
 
-def test_a_list_is_asked_for_as_recorded_with_the_ids_of_its_log_probs(recorded_vllm: dict[str, Any]) -> None:
-    sent = recorded_vllm["completions-2-prompts-n2-seed"]["request"]
+def test_a_list_is_asked_for_as_recorded_with_the_ids_of_its_log_probs() -> None:
+    sent = recording()["completions-2-prompts-n2-seed"]["request"]
     asked = asked_in({name: value for name, value in sent.items() if name != "n"})
     (planned,) = plan_requests("batched", asked, dialect=VLLM)
     one_each = {name: value for name, value in sent.items() if name != "n"}
@@ -99,6 +104,13 @@ def test_what_vllm_would_ignore_is_refused_by_name(changes: dict[str, Any], name
         plan_requests("native", [SampleRequest(**asks)] * 2, dialect=VLLM)
 
 
+@functools.cache
+def recording() -> dict[str, dict[str, Any]]:
+    """The recorded exchanges, for tests that take no fixtures."""
+    lines = (Path(__file__).parents[1] / "data" / "vllm-0.32.0-cpu.exchanges.jsonl").read_text().splitlines()
+    return {row["case"]: row for row in map(json.loads, lines)}
+
+
 def planned_of(row: Mapping[str, Any], slots: int) -> PlannedRequest:
     return PlannedRequest(row["request"], {}, tuple(range(slots)))
 
@@ -108,52 +120,52 @@ def read(row: Mapping[str, Any], **options: Any) -> list[Any]:
     return read_response(planned_of(row, len(asked)), row["response"], asked, **options)
 
 
-def test_every_recorded_answer_is_read(recorded_vllm: dict[str, Any]) -> None:
+def test_every_recorded_answer_is_read() -> None:
     unread = {"stream-n2", "stop-string", "weight-version-two-spans"}  # read in another way, or not at all
     cases = [
         case
-        for case, row in recorded_vllm.items()
+        for case, row in recording().items()
         if row["url"] in (GENERATE, COMPLETIONS) and row["status"] == 200 and case not in unread
     ]
     for case in cases:
-        outputs, choices = read(recorded_vllm[case]), recorded_vllm[case]["response"]["choices"]
+        outputs, choices = read(recording()[case]), recording()[case]["response"]["choices"]
         assert [output.output_ids for output in outputs] == [choice["token_ids"] for choice in choices]
         assert [output.finish_reason for output in outputs] == [choice["finish_reason"] for choice in choices]
         assert len({output.id for output in outputs}) == len(outputs)
     assert len(cases) == 31
 
 
-def test_a_recorded_answer_is_read_field_by_field(recorded_vllm: dict[str, Any]) -> None:
-    (output,) = read(recorded_vllm["stop-token"])
+def test_a_recorded_answer_is_read_field_by_field() -> None:
+    (output,) = read(recording()["stop-token"])
     assert (output.output_ids, output.finish_reason, output.matched) == ([192, 207, 243], "stop", 243)
     assert output.logprobs == [-5.070248126983643, -5.891310691833496, -4.648226737976074]
     assert (output.prompt_tokens, output.cached_tokens, output.weight_version) == (11, 0, "default")
     assert (output.text, output.id) == (None, "generate-tokens-a36552a466624430-0")
 
 
-def test_native_with_a_seed_is_what_single_requests_gave_for_the_seeds_after_it(recorded_vllm: dict[str, Any]) -> None:
-    native = read(recorded_vllm["native-n4-seed"])
-    singles = [read(recorded_vllm[f"per-sample-seed-{slot}"])[0] for slot in range(4)]
+def test_native_with_a_seed_is_what_single_requests_gave_for_the_seeds_after_it() -> None:
+    native = read(recording()["native-n4-seed"])
+    singles = [read(recording()[f"per-sample-seed-{slot}"])[0] for slot in range(4)]
     assert [(one.output_ids, one.logprobs) for one in native] == [(one.output_ids, one.logprobs) for one in singles]
 
 
-def test_a_list_restarts_each_prompt_at_the_seed(recorded_vllm: dict[str, Any]) -> None:
-    outputs = read(recorded_vllm["completions-2-prompts-n2-seed"])
-    native = read(recorded_vllm["native-n4-seed"])
+def test_a_list_restarts_each_prompt_at_the_seed() -> None:
+    outputs = read(recording()["completions-2-prompts-n2-seed"])
+    native = read(recording()["native-n4-seed"])
     assert [one.output_ids for one in outputs[:2]] == [one.output_ids[:4] for one in native[:2]]
     assert [output.prompt_tokens for output in outputs] == [11, 11, 3, 3]
 
 
-def test_the_cache_count_of_several_samples_is_that_of_one_and_is_not_taken(recorded_vllm: dict[str, Any]) -> None:
-    assert read(recorded_vllm["stale-cache-after-reload"])[0].cached_tokens == 256
-    assert {output.cached_tokens for output in read(recorded_vllm["native-n8"])} == {None}
+def test_the_cache_count_of_several_samples_is_that_of_one_and_is_not_taken() -> None:
+    assert read(recording()["stale-cache-after-reload"])[0].cached_tokens == 256
+    assert {output.cached_tokens for output in read(recording()["native-n8"])} == {None}
 
 
-def test_a_version_that_changed_amid_a_sample_is_a_doubt(recorded_vllm: dict[str, Any]) -> None:
+def test_a_version_that_changed_amid_a_sample_is_a_doubt() -> None:
     with pytest.raises(ResponseRefused, match="2 weight versions"):
-        read(recorded_vllm["weight-version-two-spans"])
+        read(recording()["weight-version-two-spans"])
     doubts: list[str] = []
-    outputs = read(recorded_vllm["weight-version-two-spans"], doubt=lambda name, message: doubts.append(name))
+    outputs = read(recording()["weight-version-two-spans"], doubt=lambda name, message: doubts.append(name))
     assert ({output.weight_version for output in outputs}, set(doubts)) == ({"v2"}, {"mixed_weight_versions"})
 
 
@@ -196,25 +208,25 @@ FAULTS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_an_answer_with_a_fault_is_refused_by_name(recorded_vllm: dict[str, Any], fault: str) -> None:
+def test_an_answer_with_a_fault_is_refused_by_name(fault: str) -> None:
     plant, named = FAULTS[fault]
-    row = copy.deepcopy(recorded_vllm["native-n4-seed"])
+    row = copy.deepcopy(recording()["native-n4-seed"])
     plant(row["response"])
     with pytest.raises(ResponseRefused, match=named):
         read(row)
 
 
-def test_choices_of_other_prompts_are_found_in_a_list(recorded_vllm: dict[str, Any]) -> None:
+def test_choices_of_other_prompts_are_found_in_a_list() -> None:
     """trl#6673: from a dropped choice on, each completion stands under the prompt before."""
-    row = copy.deepcopy(recorded_vllm["completions-2-prompts-n2-seed"])
+    row = copy.deepcopy(recording()["completions-2-prompts-n2-seed"])
     choices = row["response"]["choices"]
     choices[1]["prompt_token_ids"] = choices[2]["prompt_token_ids"]
     with pytest.raises(ResponseRefused, match="slot 1: the choice is of another prompt"):
         read(row)
 
 
-def test_ids_of_a_lists_log_probs_are_compared_where_the_server_names_them(recorded_vllm: dict[str, Any]) -> None:
-    row = copy.deepcopy(recorded_vllm["completions-2-prompts-n2-seed"])
+def test_ids_of_a_lists_log_probs_are_compared_where_the_server_names_them() -> None:
+    row = copy.deepcopy(recording()["completions-2-prompts-n2-seed"])
     for choice in row["response"]["choices"]:
         choice["logprobs"]["tokens"] = [f"token_id:{token}" for token in choice["token_ids"]]
     assert len(read(row)) == 4
@@ -223,12 +235,46 @@ def test_ids_of_a_lists_log_probs_are_compared_where_the_server_names_them(recor
         read(row)
 
 
-def test_a_recording_keeps_the_digest_of_an_image(recorded_vllm: dict[str, Any]) -> None:
-    sent = recorded_vllm["image-n4"]["request"]
+def test_a_recording_keeps_the_digest_of_an_image() -> None:
+    sent = recording()["image-n4"]["request"]
     kept = without_media(sent)
     assert kept["content_parts"][0]["url"].startswith("sha256:")
     assert without_media(kept) == kept
     assert sent["content_parts"][0]["url"].startswith("data:")
+
+
+JUNK: list[Any] = [None, True, -1, 0, 1.5, "", "token_id:x", "abort", [], [1], {}, {"index": 0}, float("nan"), 2**70]
+
+
+def places_in(node: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The path of every value in an answer."""
+    children = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    return [path, *(place for key, child in children for place in places_in(child, (*path, key)))]
+
+
+@settings(derandomize=True, max_examples=400, deadline=None)
+@given(data=st.data(), case=st.sampled_from(["native-n4-seed", "completions-2-prompts-n2-seed", "image-n4"]))
+def test_a_damaged_answer_is_refused_or_read_whole(data: st.DataObject, case: str) -> None:
+    """Whatever stands in place of any value: as many outputs as asked for with a log-prob a token, or a refusal."""
+    row = copy.deepcopy(recording()[case])
+    path = data.draw(st.sampled_from(places_in(row["response"])[1:]))
+    holder = row["response"]
+    for key in path[:-1]:
+        holder = holder[key]
+    if data.draw(st.booleans()):
+        del holder[path[-1]]
+    else:
+        holder[path[-1]] = data.draw(st.sampled_from(JUNK))
+    try:
+        outputs = read(row)
+    except ResponseRefused:
+        return
+    assert len(outputs) == len(asked_in(row["request"]))
+    for output in outputs:
+        assert len(output.output_ids) == len(output.logprobs)
+        assert all(type(token) is int and 0 <= token < 2**31 for token in output.output_ids)
+        assert all(-9999 < value <= 1e-4 for value in output.logprobs)
+        assert output.finish_reason in ("stop", "length", "abort")
 
 
 # --- groups

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from parity.contract_checks import Rules, check_exchanges, check_recording, samples_of
 from parity.evidence.contract.requests import same_requests
@@ -188,3 +190,35 @@ def test_outputs_are_named_in_either_dialect() -> None:
 )
 def test_nonsense_becomes_findings_and_no_exception(request_: dict[str, Any], response: Any) -> None:
     assert failed({"request": request_, "status": 200, "response": response})
+
+
+JUNK: list[Any] = [None, True, -1, 1.5, 10**25, "", "token_id:x", [], [None], {}, {"a": 1}, "\ud800"]
+
+
+def places_in(node: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The path of every value below a node."""
+    children = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    return [path, *(place for key, child in children for place in places_in(child, (*path, key)))]
+
+
+@settings(derandomize=True, max_examples=100, deadline=None)
+@given(
+    data=st.data(), case=st.sampled_from(["native-n4-seed", "completions-2-prompts-n2-seed", "image-n4", "stop-string"])
+)
+def test_damaged_exchanges_become_findings_and_no_exception(data: st.DataObject, case: str) -> None:
+    """Whatever stands in place of any value of a request or an answer."""
+    row = {name: copy.deepcopy(ROWS[case][name]) for name in ("request", "response", "status")}
+    path = data.draw(
+        st.sampled_from([*places_in(row["request"], ("request",)), *places_in(row["response"], ("response",))])
+    )
+    holder: Any = row
+    for key in path[:-1]:
+        holder = holder[key]
+    junk = data.draw(st.sampled_from(JUNK))
+    if path == ("request",) and not isinstance(junk, dict):
+        return
+    holder[path[-1]] = junk
+    exchanges = [Exchange.from_json({**row, "rollout_id": 0, "group_index": 0}, "a row")]
+    assert exchanges[0].to_json()["response"] == row["response"]
+    list(samples_of(exchanges))
+    check_recording([], exchanges, Rules())
