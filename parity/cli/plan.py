@@ -51,7 +51,11 @@ Examples:
 @click.option("--group-size", type=int, default=8, show_default=True, help="Samples a prompt.")
 @click.option("--groups-per-step", type=int, default=16, show_default=True, help="Prompts a training step.")
 @click.option("--steps", type=int, default=100, show_default=True, help="Training steps of a run.")
-@click.option("--seconds-per-step", type=float, help="Of a training step; with --gpus, costs are in GPU-hours too.")
+@click.option(
+    "--seconds-per-step",
+    type=float,
+    help="Of a training step; by default what curves of the history say. With --gpus, costs are in GPU-hours too.",
+)
 @click.option("--gpus", type=int, help="Of the whole job.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the simulations.")
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON on standard output.")

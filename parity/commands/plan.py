@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 from parity.errors import NotRecognised, UsageError
 from parity.evidence.planning import MetricSpread, Plan, Setting, group_spreads, merged, plan, run_spreads
 from parity.findings import Progress
+from parity.sources.curves.names import STEP_TIME
 from parity.sources.directories import find_sources
 from parity.sources.registry import read_runs
 
@@ -43,12 +45,17 @@ def plan_designs(
             known: dict[str, Any] = {field: value}
             spreads = merged(spreads, {metric: MetricSpread(metric, **known)})
     if history:
-        spreads = merged(spreads, measured(history, setting.group_size, watcher))
+        known_spreads, seconds = measured(history, setting.group_size, watcher)
+        spreads = merged(spreads, known_spreads)
+        if setting.seconds_per_step is None:
+            setting = replace(setting, seconds_per_step=seconds)
     return plan(margins, spreads, setting, np.random.default_rng(seed))
 
 
-def measured(history: Sequence[str], group_size: int, watcher: Progress) -> Mapping[str, MetricSpread]:
-    """The spreads in what there is: samples where there are some, curves where there are some."""
+def measured(
+    history: Sequence[str], group_size: int, watcher: Progress
+) -> tuple[Mapping[str, MetricSpread], float | None]:
+    """The spreads in what there is, samples and curves, and the median seconds of a step where curves have them."""
     rollouts, runs = [], []
     for number, source in enumerate(history):
         watcher(number, len(history), source)
@@ -66,4 +73,7 @@ def measured(history: Sequence[str], group_size: int, watcher: Progress) -> Mapp
         rollouts += parts
         runs += curves
     names = ", ".join(history[:2]) + (" and more" if len(history) > 2 else "")
-    return merged(group_spreads(rollouts, names), run_spreads(runs, names))
+    times = [run[STEP_TIME].values for run in runs if STEP_TIME in run]
+    finite = np.concatenate([values[np.isfinite(values) & (values > 0)] for values in times]) if times else np.empty(0)
+    seconds = float(np.median(finite)) if finite.size else None
+    return merged(group_spreads(rollouts, names), run_spreads(runs, names)), seconds

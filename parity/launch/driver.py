@@ -271,16 +271,22 @@ def _write(run: Launched) -> Launched:
 def _look(launch: LaunchFile, run: Launched, backend: Backend, watcher: Watcher) -> Launched:
     """Looks at a running job: it goes on, has ended well, or has failed and is started again or given up."""
     try:
-        status = backend.status(run.job)
+        return _judged(launch, run, backend, watcher)
     except EngineUnavailable as error:
         watcher.note(f"{run.plan.name}: {error}; asked again in a moment")
         return run
+
+
+def _judged(launch: LaunchFile, run: Launched, backend: Backend, watcher: Watcher) -> Launched:
+    status = backend.status(run.job)
     curves = curves_so_far(run.plan.curves)
     step, run = last_step(curves), replace(run, curves=curves)
     if step is not None and (run.step is None or step > run.step):
         run = _write(replace(run, step=step, moved_at=time.time()))
     if status.state is JobState.SUCCEEDED:
         return _end(run, "completed", "", watcher)
+    if status.state is JobState.PENDING:
+        return replace(run, moved_at=time.time())  # whoever waits for a place does not hang
     quiet_minutes = (time.time() - run.moved_at) / 60
     if status.state is JobState.RUNNING:
         if quiet_minutes <= launch.restart.hang_minutes:

@@ -27,6 +27,8 @@ STOP_SECONDS = 10.0
 class JobState(str, Enum):
     """What became of a job."""
 
+    PENDING = "pending"
+    """It waits for the cluster's resources."""
     RUNNING = "running"
     SUCCEEDED = "succeeded"
     FAILED = "failed"
@@ -50,7 +52,7 @@ class Backend(Protocol):
         """What became of a job."""
 
     def stop(self, job: str) -> None:
-        """Ends a job with all that it started; one that has ended stays as it is."""
+        """Ends a job with all that it started, and returns when it has; raises EngineUnavailable if it cannot now."""
 
 
 def open_backend(place: Place) -> Backend:
@@ -96,7 +98,8 @@ class LocalJobs:
         code = int(exit_file.read_text())
         if not code:
             return JobStatus(JobState.SUCCEEDED)
-        return JobStatus(JobState.FAILED, ": ".join([f"exit code {code}", *_last_line(exit_file.with_suffix(".log"))]))
+        said = _last_line(exit_file.with_suffix(".log"))
+        return JobStatus(JobState.FAILED, ": ".join([f"exit code {code}{_meaning(code)}", *said]))
 
     def stop(self, job: str) -> None:
         """Ends all processes of the job's session, by SIGTERM and after a while by SIGKILL."""
@@ -118,6 +121,15 @@ class LocalJobs:
             return process.create_time() == float(created) and process.status() != psutil.STATUS_ZOMBIE
         except psutil.NoSuchProcess:
             return False
+
+
+def _meaning(code: int) -> str:
+    """What an exit code above 128 says: the signal that ended the command."""
+    try:
+        name = signal.Signals(code - 128).name
+    except ValueError:
+        return ""
+    return f" ({name}{', as where memory runs out' if name == 'SIGKILL' else ''})"
 
 
 def _last_line(log: Path) -> list[str]:
@@ -190,14 +202,14 @@ class RayJobs:
         try:
             info = self._client.get_job_info(job)
         except RuntimeError as error:
-            if "does not exist" in str(error) or "404" in str(error):
+            if _is_unknown(error):
                 return JobStatus(JobState.FAILED, "the cluster does not know this job: was its head node restarted?")
             raise EngineUnavailable(f"Ray: {error}") from error
         except ConnectionError as error:
             raise EngineUnavailable(f"Ray: {error}") from error
         status = str(getattr(info.status, "value", info.status))
         if status in ("PENDING", "RUNNING"):
-            return JobStatus(JobState.RUNNING)
+            return JobStatus(JobState(status.lower()))
         if status == "SUCCEEDED":
             return JobStatus(JobState.SUCCEEDED)
         reason, _, log = (info.message or "no message").partition(", last available logs")
@@ -205,6 +217,23 @@ class RayJobs:
         return JobStatus(JobState.FAILED, f"{status.lower()}: {': '.join([reason, *lines[-1:]])}")
 
     def stop(self, job: str) -> None:
-        """Ends a job; one that has ended, or that the cluster does not know, stays as it is."""
-        with suppress(RuntimeError):
+        """Ends a job; one that has ended, or that the cluster does not know, stays as it is.
+
+        Raises:
+            EngineUnavailable: The cluster does not answer, or the job goes on: a further attempt would write beside it.
+        """
+        try:
             self._client.stop_job(job)
+        except (ConnectionError, RuntimeError) as error:
+            if _is_unknown(error):
+                return
+            raise EngineUnavailable(f"Ray: {error}") from error
+        deadline = time.monotonic() + STOP_SECONDS
+        while self.status(job).state in (JobState.PENDING, JobState.RUNNING):
+            if time.monotonic() > deadline:
+                raise EngineUnavailable(f"Ray: job {job} goes on {STOP_SECONDS:g} seconds after it was asked to end")
+            time.sleep(0.2)
+
+
+def _is_unknown(error: Exception) -> bool:
+    return "does not exist" in str(error) or "404" in str(error)

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -51,6 +52,41 @@ def test_a_run_that_dies_starts_from_zero_and_its_curve_is_whole(tmp_path, fault
     aside = runs["native"].plan.directory.with_name(".native-seed1.attempt-1")
     assert len((aside / "metrics.jsonl").read_text().splitlines()) == 3
     assert events(runs["native"]) == ["start", "retry", "restart", "end"]
+
+
+def test_a_job_that_the_kernel_kills_for_memory_is_named_so_and_starts_again(tmp_path):
+    notes: list[str] = []
+    runs = driven(launch_file(tmp_path, "--oom-at 3"), tmp_path / "out", Watcher(note=notes.append))
+    assert (runs["native"].status, runs["native"].attempt) == ("completed", 2)
+    assert any("exit code 137 (SIGKILL" in note for note in notes)
+
+
+def test_what_a_failed_job_printed_last_is_in_the_report(tmp_path):
+    path = launch_file(tmp_path, "--fail-at 3 --always", more='[restart]\npolicy = "never"')
+    native = driven(path, tmp_path / "out")["native"]
+    assert native.message.endswith("exit code 1: out of memory")
+
+
+@pytest.fixture
+def small_disk(tmp_path) -> Iterator[Path]:
+    """A file system of a few hundred kilobytes."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", folder], capture_output=True)
+    if mounted.returncode:
+        pytest.skip(f"no file system can be mounted here: {mounted.stderr.decode().strip()}")
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+def test_a_full_disk_ends_the_command_and_once_there_is_room_the_same_command_goes_on(small_disk, tmp_path):
+    path = launch_file(tmp_path, "--pad 200000")
+    with pytest.raises(OSError, match="No space left"):
+        driven(path, small_disk)
+    subprocess.run(["mount", "-o", "remount,size=16m", small_disk], check=True)
+    runs = driven(path, small_disk)
+    assert {run.status for run in runs.values()} == {"completed"}
+    assert (runs["stock"].attempt, runs["native"].attempt) == (1, 2)
 
 
 def test_a_run_that_dies_goes_on_from_its_checkpoint(tmp_path):

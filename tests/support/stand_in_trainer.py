@@ -20,6 +20,8 @@ def main() -> None:
     parser.add_argument("--fail-at", type=int)
     parser.add_argument("--hang-at", type=int)
     parser.add_argument("--kill-at", type=int)
+    parser.add_argument("--oom-at", type=int, help="is killed as the kernel does where memory runs out")
+    parser.add_argument("--pad", type=int, default=0, help="bytes written beside each step, as checkpoints are")
     parser.add_argument("--always", action="store_true", help="fail in every attempt, not in the first alone")
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--groups", type=int, default=0, help="groups of each step whose samples are recorded")
@@ -41,6 +43,8 @@ def main() -> None:
                 raise SystemExit("out of memory")
             if not again and step == asked.hang_at:
                 time.sleep(600)
+            if not again and step == asked.oom_at:
+                os.kill(os.getpid(), signal.SIGKILL)
             if not again and step == asked.kill_at:
                 os.kill(os.getsid(0), signal.SIGKILL)
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -53,6 +57,8 @@ def main() -> None:
             }
             file.write(json.dumps(row) + "\n")
             file.flush()
+            with (asked.run / "checkpoint").open("ab") as checkpoint:
+                checkpoint.write(bytes(asked.pad))
             if asked.groups:
                 record(asked.run / "record", step, asked)
             time.sleep(asked.seconds)
