@@ -196,7 +196,7 @@ def _weights(rollouts: tuple[Rollout, Rollout], arms: tuple[str, str]) -> Findin
     unknown = sum(not row for of_arm in versions for row in of_arm)
     if unknown:
         message = Message(
-            "weights: {unknown} of {samples} name no weight version, so equal weights are taken for granted and not "
+            "weights: {unknown:,} of {samples} name no weight version, so equal weights are taken for granted and not "
             "seen: a difference may be one of weights",
             unknown=unknown,
             samples=quantity(sum(map(len, versions)), "samples"),

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import orjson
 
 from parity.evidence.metric_findings import metric_finding
 from parity.evidence.sampling.arms import ArmRollouts
@@ -93,15 +92,14 @@ def _segments(arms: ArmRollouts, means: Mapping[str, tuple[Floats, Floats]]) -> 
     """The segment of each group, (G,), by way to segment; None where the groups do not say."""
     pooled = {name: (first + second) / 2 for name, (first, second) in means.items()}
     firsts = np.arange(len(arms.groups)) * arms.size
-    prompts = arms.baseline.ragged("prompt_ids")
-    lengths = prompts.lengths[firsts].astype(np.float64) if prompts.valid.all() else None
+    extras = [arms.baseline.extra(int(row)) for row in firsts]
     images = arms.baseline.table.column("media_sha256").to_pylist()
     shown = np.array(["with images" if images[row] else "without images" for row in firsts], dtype=object)
     return {
-        "data set": _data_sets(arms.baseline, firsts),
+        "data set": _data_sets(extras),
         "difficulty": _thirds(pooled.get("reward"), ("hard", "middle", "easy")),
         "answer length": _thirds(pooled.get("response_length"), ("short", "middle", "long")),
-        "prompt length": _thirds(lengths, ("short", "middle", "long")),
+        "prompt length": _thirds(_prompt_lengths(arms.baseline, firsts, extras), ("short", "middle", "long")),
         "images": shown if len(set(shown)) > 1 else None,
     }
 
@@ -115,10 +113,22 @@ def _thirds(values: Floats | None, names: tuple[str, str, str]) -> Labels | None
     return labels if len(set(labels)) > 1 else None
 
 
-def _data_sets(rollout: Rollout, firsts: npt.NDArray[np.int64]) -> Labels | None:
-    """The data set of each group, by its first sample; all but the most frequent are one."""
-    extras = rollout.table.column("extra").to_pylist()
-    found = [_data_set(orjson.loads(extras[row]) if extras[row] else {}) for row in firsts]
+def _prompt_lengths(
+    rollout: Rollout, firsts: npt.NDArray[np.int64], extras: Sequence[Mapping[str, Any]]
+) -> Floats | None:
+    """The length of each group's prompt, in tokens where its ids are known, else of its text."""
+    ids = rollout.ragged("prompt_ids")
+    if ids.valid.all():
+        return np.asarray(ids.lengths[firsts], dtype=np.float64)
+    texts = [extra.get("prompt") for extra in extras]
+    if not all(isinstance(text, str) for text in texts):
+        return None
+    return np.array([len(str(text)) for text in texts], dtype=np.float64)
+
+
+def _data_sets(extras: Sequence[Mapping[str, Any]]) -> Labels | None:
+    """The data set of each group; all but the most frequent are one."""
+    found = [_data_set(extra) for extra in extras]
     known, counts = np.unique([name for name in found if name is not None], return_counts=True)
     if len(known) < 2:
         return None

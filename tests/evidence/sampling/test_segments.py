@@ -103,3 +103,17 @@ def test_what_cannot_be_told_is_not_compared() -> None:
     samples = [Sample(group, slot, rollout_id=0, reward=1.0) for group in range(40) for slot in range(2)]
     rollout = Rollout.from_samples(samples)
     assert {one.status for one in segment_findings(rollout, rollout)} == {Status.NOT_COMPARED}
+
+
+def test_prompts_without_ids_are_long_by_their_text() -> None:
+    samples = [
+        Sample(group, slot, rollout_id=0, reward=float(slot), extra={"prompt": "why " * (group % 9 + 1)})
+        for group in range(60)
+        for slot in range(2)
+    ]
+    rollout = Rollout.from_samples(samples)
+    by_way = {str(one.where.field): one for one in segment_findings(rollout, rollout)}
+    assert by_way["prompt length"].status is Status.PASS
+    assert set(by_way["prompt length"].evidence["segments"]) == {
+        f"reward, {name}" for name in ("short", "middle", "long")
+    }
