@@ -16,11 +16,12 @@ from pathlib import Path
 from zlib import crc32
 
 import numpy as np
+from scipy import stats
 
 from parity.evidence.sampling.trajectory import DrawnGroup
 from parity.evidence.values import RunValues
 from parity.findings import Status, Verdict
-from parity.metrics import AlignedRuns, Curve
+from parity.metrics import AlignedRuns, Curve, curves_of_run
 from parity.records.margins import SAMPLING_MEANS
 from parity.stats import (
     Evidence,
@@ -36,6 +37,7 @@ from parity.stats import (
 N, BLOCK, CAP = 8, 32, 4096
 ARMS = ("per-sample", "native")
 REWARD, LENGTH = "rollout/raw_reward", "rollout/response_len/mean"
+STATUS = {Status.PASS: "PARITY", Status.FAIL: "DIFFERENT"}
 PAGE = Path(__file__).parents[1] / "docs" / "error-rates.md"
 
 Outcome = Mapping[str, float | str]
@@ -142,14 +144,46 @@ def hard_prompts(share: float) -> Scenario:
     return scenario
 
 
-def mixed(policy: str, steps: int, shift: float, margin: float, speed: float = 1.0) -> Scenario:
-    """A probe or a switchback of 64 groups a step over 256 prompts, recorded as groups finish."""
+def wide_reward(limit: int = 2048) -> Scenario:
+    """A reward whose range is 100 times its spread, and which differs by 0.2 of that, twice the margin."""
 
     def scenario(rng: np.random.Generator) -> Outcome:
-        chances = rng.beta(0.4, 0.4, 256)
+        found = Mean(0.1, bound=100.0)
+        for groups in range(BLOCK, limit + 1, BLOCK):
+            found = found.update(np.zeros(BLOCK), rng.normal(0.2, 1, BLOCK))
+            verdict = found.verdict(float(found.difference.log_e) - float(np.log(19)))
+            if verdict is not Verdict.INCONCLUSIVE:
+                return {"verdict": verdict.value, "groups": groups}
+        return {"verdict": "INCONCLUSIVE", "groups": limit}
+
+    return scenario
+
+
+def fixed(groups: int) -> Scenario:
+    """All means of `parity sample` together, looked at once: its floor of 256 groups holds for what has no margin."""
+
+    def scenario(rng: np.random.Generator) -> Outcome:
+        evidence = Evidence.start(SAMPLING_MEANS, max_new_tokens=CAP, horizon=groups)
+        for start in range(0, groups, BLOCK):
+            size = min(BLOCK, groups - start)
+            values, codes = draw(rng, size)
+            evidence = evidence.update_values(values, {"output_ids": codes}, size, N, rng)
+        statuses = {finding.status for finding in evidence.findings()} - {Status.NOT_COMPARED}
+        return {"verdict": "PARITY" if statuses == {Status.PASS} else "INCONCLUSIVE"}
+
+    return scenario
+
+
+def mixed(policy: str, steps: int, shift: float, margin: float, speed: float = 1.0, count: int = 256) -> Scenario:
+    """A probe or a switchback of 64 groups a step over so many prompts, recorded as groups finish."""
+
+    def scenario(rng: np.random.Generator) -> Outcome:
+        chances = rng.beta(0.4, 0.4, count)
         trajectory = Trajectory(policy, ARMS, {REWARD: margin})
         for step in range(steps):
-            prompts = rng.permutation(256)[:64]
+            if step % (count // 64) == 0:
+                order = rng.permutation(count)
+            prompts = order[step % (count // 64) * 64 :][:64]
             coin = rng.random(64) < 0.5
             groups, seconds = [], []
             for arm in (False, True):
@@ -169,17 +203,62 @@ def mixed(policy: str, steps: int, shift: float, margin: float, speed: float = 1
     return scenario
 
 
-def runs(count: int, difference: float, ratio: float = 1.0) -> Scenario:
-    """Runs that vary by 1, in the other arm by `ratio`, with a margin of 2."""
+def runs(count: int, difference: float, ratio: float = 1.0, margin: float = 2.0) -> Scenario:
+    """Runs that vary by 1, in the other arm by `ratio`."""
 
     def scenario(rng: np.random.Generator) -> Outcome:
         names = tuple(map(str, range(count)))
         first = RunValues("m", names, rng.normal(0, 1, count))
         second = RunValues("m", names, rng.normal(difference, ratio, count))
-        found = compare_runs(first, second, 2.0)
+        found = compare_runs(first, second, margin)
         low, high = found.ci95 or (np.nan, np.nan)
         p = found.p_difference or 1.0
         return {"verdict": found.verdict.value, "covered": float(low <= difference <= high), "p below 0.05": p < 0.05}
+
+    return scenario
+
+
+def bootstrapped(first: Floats, second: Floats, rng: np.random.Generator) -> tuple[float, float]:
+    """The 95 % interval of rliable on the difference of interquartile means: the percentile bootstrap of runs.
+
+    The formula of `aggregate_iqm` and `get_interval_estimates` of rliable 1.2.0 (Agarwal et al. 2021), which gives the
+    same up to its resampling; the package itself fails with pandas 3.
+    """
+    means = [stats.trim_mean(arm[rng.integers(0, len(arm), (2000, len(arm)))], 0.25, axis=1) for arm in (first, second)]
+    low, high = np.percentile(means[1] - means[0], [2.5, 97.5])
+    return float(low), float(high)
+
+
+def whole_runs(kind: str, count: int, difference: float) -> Scenario:
+    """Runs of 200 steps whose means vary by 0.05, with a margin of 0.1, and what happens to some of them."""
+
+    def curve(rng: np.random.Generator, name: str, level: float, place: int) -> Curve:
+        values = level + rng.normal(0, 0.03, 200)
+        if kind == "collapses" and rng.random() < 0.3:
+            values[100:] = 0.02 + rng.normal(0, 0.01, 100)
+        rows = [{"step": step, REWARD: float(value)} for step, value in enumerate(values)]
+        if kind == "one run cut" and place == 0:
+            rows = rows[:120]
+        if kind == "resumed":  # 20 steps of an attempt whose weights were not kept
+            rows[80:80] = [{"step": step, REWARD: float(level + rng.normal(-0.2, 0.03))} for step in range(80, 100)]
+        return curves_of_run(name, iter(rows))[REWARD]
+
+    def scenario(rng: np.random.Generator) -> Outcome:
+        arms = []
+        for arm, shift in (("b", 0.0), ("e", difference)):
+            spread = 0.2 if kind == "unequal spread" and arm == "e" else 0.05
+            levels = 0.5 + shift + rng.normal(0, spread, count)
+            arms.append([curve(rng, f"{arm}{k}", float(level), k) for k, level in enumerate(levels)])
+        (found,) = training_findings(*([{REWARD: one} for one in arm] for arm in arms), {REWARD: 0.1})
+        late = [np.array([one.values[len(one.values) // 2 :].mean() for one in arm]) for arm in arms]
+        truth = difference * (0.7 if kind == "collapses" else 1.0)
+        low, high = found.evidence.get("ci95") or (np.nan, np.nan)
+        low_b, high_b = bootstrapped(late[0], late[1], rng)
+        return {
+            "verdict": STATUS.get(found.status, "INCONCLUSIVE"),
+            "covered": float(low <= truth <= high),
+            "rliable covered": float(low_b <= truth <= high_b),
+        }
 
     return scenario
 
@@ -195,8 +274,7 @@ def cut_run(count: int, fall: float) -> Scenario:
         baseline = [curve(rng, f"b{k}", 40 if k == 0 else 200, 0.0) for k in range(count)]
         experiment = [curve(rng, f"e{k}", 200, fall) for k in range(count)]
         (found,) = training_findings(baseline, experiment, {REWARD: 0.1})
-        verdicts = {Status.PASS: "PARITY", Status.FAIL: "DIFFERENT"}
-        return {"verdict": verdicts.get(found.status, "INCONCLUSIVE")}
+        return {"verdict": STATUS.get(found.status, "INCONCLUSIVE")}
 
     return scenario
 
@@ -249,11 +327,23 @@ SCENARIOS: dict[str, Scenario] = {
     **{
         f"switchback, null, one arm x {speed:g} time": mixed("switchback", 8, 0, 0.05, speed) for speed in (1, 0.8, 0.6)
     },
+    "reward of a range 100 x its spread, 2 x margin": wide_reward(),
     "switchback, equal, margin 0.05": mixed("switchback", 40, 0.0, 0.05),
+    "switchback, equal, margin 0.05, 128 prompts": mixed("switchback", 40, 0.0, 0.05, count=128),
+    "switchback, half the margin": mixed("switchback", 40, 0.056, 0.05),
+    "switchback, at the margin": mixed("switchback", 40, 0.1125, 0.05),
+    "probe, half the margin": mixed("probe", 20, 0.056, 0.05),
+    "probe, at the margin": mixed("probe", 20, 0.1125, 0.05),
     "probe, equal, margin 0.05": mixed("probe", 20, 0.0, 0.05),
     "runs, 3 + 3, equal, spread x 10": runs(3, 0.0, 10.0),
     **{f"runs, {n} + {n}, equal": runs(n, 0.0) for n in (3, 5, 8)},
     **{f"runs, {n} + {n}, at the margin": runs(n, 2.0) for n in (3, 5, 8)},
+    **{
+        f"compare, {n} + {n}, {kind}, {'equal' if shift == 0 else 'at the margin'}": whole_runs(kind, n, shift)
+        for kind in ("whole runs", "unequal spread", "one run cut", "resumed", "collapses")
+        for n in (3, 5, 8)
+        for shift in (0.0, 0.1)
+    },
     **{f"compare, {n} + {n}, one run cut, a later fall of 0.2": cut_run(n, 0.2) for n in (3, 5)},
     **{f"collapse, {s} samples a step, rate {p:g}": collapse(s, p, None) for s in (8, 64) for p in (0.05, 0.5, 0.95)},
     **{f"collapse, {s} samples a step, 0.5 falls to 0.05": collapse(s, 0.5, 0.05) for s in (8, 64)},
@@ -283,7 +373,7 @@ def summary(outcomes: list[dict[str, float | str]]) -> str:
         for name in ("PARITY", "DIFFERENT", "INCONCLUSIVE")
         if any(outcome.get("verdict") == name for outcome in outcomes)
     }
-    for name in ("covered", "p below 0.05", "collapsed"):
+    for name in ("covered", "rliable covered", "p below 0.05", "collapsed"):
         if name in outcomes[0]:
             shares[name] = np.mean([float(outcome[name]) for outcome in outcomes])
     for name, share in shares.items():
@@ -296,6 +386,14 @@ def summary(outcomes: list[dict[str, float | str]]) -> str:
     if ended:
         parts.append(f"{np.mean(ended):,.0f} groups until it ended")
     return ", ".join(parts)
+
+
+def written(mark: str, table: str) -> None:
+    """Puts a table into the docs, between its marks."""
+    head, _, rest = PAGE.read_text().partition(f"<!-- {mark} -->\n")
+    PAGE.write_text(
+        f"{head}<!-- {mark} -->\n{table}\n<!-- end of {mark} -->{rest.partition(f'<!-- end of {mark} -->')[2]}"
+    )
 
 
 def main() -> None:
@@ -326,9 +424,7 @@ def main() -> None:
     print(table)
     print(f"{time.process_time() - begin:.0f} s of processor time")
     if options.write:
-        text = PAGE.read_text()
-        head, _, rest = text.partition("<!-- table -->\n")
-        PAGE.write_text(f"{head}<!-- table -->\n{table}\n<!-- end -->\n{rest.partition('<!-- end -->')[2].lstrip()}")
+        written("table", table)
 
 
 if __name__ == "__main__":

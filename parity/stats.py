@@ -12,7 +12,7 @@ from parity.evidence.cost.run_cost import run_cost_findings
 from parity.evidence.metric_findings import collapse_finding, cost_findings
 from parity.evidence.multiplicity import benjamini_hochberg, holm
 from parity.evidence.over_arms import over_arms
-from parity.evidence.planning import MetricPlan, Plan, group_spreads, merged, run_spreads
+from parity.evidence.planning import MetricPlan, Plan
 from parity.evidence.sampling.crossed import crossed_findings
 from parity.evidence.sampling.margin import InsideMargin
 from parity.evidence.sampling.matched import Matched, match_prompts
@@ -41,6 +41,7 @@ from parity.evidence.sampling.trajectory import (
     trajectory_findings,
 )
 from parity.evidence.sampling.watched import Evidence, sampling_findings
+from parity.evidence.spreads import group_spreads, merged, run_spreads
 from parity.evidence.training.bands import Band, curve_band
 from parity.evidence.training.censoring import COMPLETE, EARLY, Ending, censoring_finding, worst_case_finding
 from parity.evidence.training.collapse import Collapse, RateComparison, collapse_rates, detect_collapse

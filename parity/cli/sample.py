@@ -88,7 +88,7 @@ Examples:
     metavar="METRIC=VALUE",
     help=f"{margin_option_help(SAMPLING_MEANS)[:-1]}; of two engines token_kl {TOKEN_KL:g}.",
 )
-@click.option("--fixed", type=int, help="Sample exactly so many groups and look once, which takes fewer than watching.")
+@click.option("--fixed", type=int, help="Sample exactly so many groups and look once, which mostly takes fewer.")
 @click.option("--max-groups", type=int, default=4096, show_default=True, help="Groups after which watching ends.")
 @click.option(
     "--seed",

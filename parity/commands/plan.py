@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from parity.errors import NotRecognised, UsageError
-from parity.evidence.planning import MetricSpread, Plan, Setting, group_spreads, merged, plan, run_spreads
+from parity.evidence.planning import Plan, Setting, plan
+from parity.evidence.spreads import MetricSpread, group_spreads, merged, run_spreads
 from parity.findings import Progress
 from parity.sources.curves.names import STEP_TIME
 from parity.sources.directories import find_sources

@@ -11,7 +11,6 @@ import numpy as np
 from scipy import stats
 
 from parity.errors import InputError, UsageError
-from parity.evidence.sampling.arms import sample_values
 from parity.evidence.sampling.margin import groups_for_margin
 from parity.evidence.sampling.means import CLIP, FEWEST_GROUPS, FIRST_GROUPS
 from parity.evidence.sampling.power import (
@@ -23,12 +22,11 @@ from parity.evidence.sampling.power import (
     simulate_power,
 )
 from parity.evidence.sampling.watched import BLOCK, BOUNDED
+from parity.evidence.spreads import MetricSpread
 from parity.evidence.two_samples import runs_needed, runs_needed_jointly
 from parity.evidence.values import ALPHA
 from parity.findings import quantity
-from parity.metrics import RunCurves, align, late_mean
-from parity.records.margins import METRICS, PROBE_SHARE, SAMPLING, SAMPLING_MEANS, Unit
-from parity.records.samples import Rollout
+from parity.records.margins import METRICS, PROBE_SHARE, RUN, SAMPLING, SAMPLING_MEANS, WHOLE_RUNS, Unit
 
 TWIN_STEPS = 20
 GROUP_COUNTS = (64, 256, 1024, 4096)
@@ -47,36 +45,6 @@ MOST_SIMULATED = 40_000
 
 HYPOTHESES = 19
 """Hypotheses that share the correction for a difference in `parity sample`."""
-
-RUN_METRICS: Mapping[str, str] = {
-    "reward": "rollout/raw_reward",
-    "response_length": "rollout/response_len/mean",
-    "truncated": "rollout/truncated_ratio",
-}
-"""The curve of a metric of samples."""
-
-
-@dataclass(frozen=True, slots=True)
-class MetricSpread:
-    """How much one metric varies, in its own unit; None for what is not known.
-
-    Attributes:
-        metric: Its name, as in `parity.records.margins`.
-        mean: Over all samples.
-        group: Standard deviation of the difference of two arms' means over the same prompt.
-        prompt: Standard deviation of a group's mean, prompts included.
-        run: Standard deviation between runs of one arm, of the mean over the later half.
-        cap: The largest value there can be, where samples say so.
-        source: Where the numbers are from.
-    """
-
-    metric: str
-    mean: float | None = None
-    group: float | None = None
-    prompt: float | None = None
-    run: float | None = None
-    cap: float | None = None
-    source: str = "stated"
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +92,7 @@ class Design:
         shows: What a PARITY of it means.
         amount: How much it takes, in words.
         groups: Prompt groups, over all arms and runs.
+        fixed_groups: Groups of each arm if their number is set beforehand.
         steps: Training steps in all, or as many rollouts.
         requests: Requests of the native arm and the per-sample arm together.
         gpu_hours: At the rate given.
@@ -134,6 +103,7 @@ class Design:
     shows: str
     amount: str
     groups: int | None = None
+    fixed_groups: int | None = None
     steps: int | None = None
     requests: int | None = None
     gpu_hours: float | None = None
@@ -190,74 +160,6 @@ class Plan:
         return asdict(self)
 
 
-def group_spreads(rollouts: Sequence[Rollout], source: str) -> dict[str, MetricSpread]:
-    """How much each metric of samples varies inside and between prompt groups, from groups of two or more.
-
-    The arms' means over one prompt differ with variance 2 / n times the variance inside a group, n samples each.
-    """
-    found = {}
-    for metric in SAMPLING:
-        groups = [group for rollout in rollouts for group in _groups(rollout, metric) if len(group) > 1]
-        if metric == "constant_reward" or len(groups) < 2:
-            continue
-        size = float(np.mean([len(group) for group in groups]))
-        inside = float(np.mean([group.var(ddof=1) for group in groups]))
-        means = np.array([group.mean() for group in groups])
-        spread = float(np.sqrt(2 * inside / size)), float(means.std(ddof=1))
-        cap = _cap(rollouts) if metric == "response_length" else None
-        found[metric] = MetricSpread(metric, float(means.mean()), *spread, None, cap, f"{source}, {len(groups)} groups")
-    return found
-
-
-def _cap(rollouts: Sequence[Rollout]) -> float | None:
-    """The most tokens that a response could have, where every sample says so."""
-    caps = [rollout.numbers("max_new_tokens") for rollout in rollouts]
-    if not all(known.all() for _, known in caps):
-        return None
-    return float(max(values.max() for values, _ in caps if len(values)))
-
-
-def _groups(rollout: Rollout, metric: str) -> list[Any]:
-    """The values of each group of a rollout; nothing where a sample lacks the metric."""
-    values = sample_values(rollout, metric)
-    if values is None or not len(values):
-        return []
-    keys = np.stack([rollout.integers("rollout_id"), rollout.integers("group_index")], axis=1)
-    _, group = np.unique(keys, axis=0, return_inverse=True)
-    order = np.argsort(group.ravel(), kind="stable")
-    return np.split(values[order], np.cumsum(np.bincount(group.ravel()))[:-1])
-
-
-def run_spreads(runs: Sequence[RunCurves], source: str) -> dict[str, MetricSpread]:
-    """How much the mean over the later half of a run varies between runs of one arm, by metric of samples."""
-    found = {}
-    for metric, name in RUN_METRICS.items():
-        curves = [run[name] for run in runs if name in run]
-        if len(curves) < 2:
-            continue
-        aligned = align(curves)
-        values = late_mean(aligned) if len(aligned.steps) else np.zeros(0)
-        if len(values) and np.isfinite(values).all():
-            said = f"{source}, {len(curves)} runs"
-            spread = float(values.std(ddof=1))
-            found[metric] = MetricSpread(metric, float(values.mean()), run=spread, source=said)
-    return found
-
-
-def merged(first: Mapping[str, MetricSpread], second: Mapping[str, MetricSpread]) -> dict[str, MetricSpread]:
-    """What either knows of each metric; where both do, the first."""
-    result = {}
-    for metric in [*first, *(name for name in second if name not in first)]:
-        ours, theirs = first.get(metric, MetricSpread(metric)), second.get(metric, MetricSpread(metric))
-        known = {
-            name: getattr(ours, name) if getattr(ours, name) is not None else getattr(theirs, name)
-            for name in ("mean", "group", "prompt", "run", "cap")
-        }
-        sources = dict.fromkeys(one[metric].source for one in (first, second) if metric in one)
-        result[metric] = MetricSpread(metric, **known, source="; ".join(sources))
-    return result
-
-
 def plan(
     margins: Mapping[str, float], spreads: Mapping[str, MetricSpread], setting: Setting, rng: np.random.Generator
 ) -> Plan:
@@ -299,12 +201,33 @@ def plan(
         margin = _absolute(SAMPLING_MEANS[spread.metric], spread)
         bound, first = _bound(spread, margin, setting)
         also.append(Stream(_some(spread.group, margin) or 1.0, margin, bound, first=first))
-    designs = _designs(planned, also, setting, rng)
+    runs, unknown = _other_runs(margins, spreads)
+    if unknown and any(one.spread.run is not None for one in planned):
+        warnings.append(
+            f"`parity run`, `launch` and `compare` also hold {', '.join(unknown)} to the default margins, which may "
+            "take more runs: --history of several runs says how much they vary"
+        )
+    designs = _designs(planned, also, runs, setting, rng)
     cheapest = next((design.name for design in designs if design.shows_margin), None)
     unknown_runs = [one.spread.metric for one in planned if one.spread.run is None]
     if unknown_runs:
         warnings.append(f"the spread between runs of {', '.join(unknown_runs)} is not known: --history or --sigma-run")
     return Plan(setting, tuple(planned), tuple(designs), cheapest, tuple(warnings))
+
+
+def _other_runs(
+    margins: Mapping[str, float], spreads: Mapping[str, MetricSpread]
+) -> tuple[list[tuple[float, float]], list[str]]:
+    """Spread and margin of what whole runs are held to by default beside what is planned; and what is not known."""
+    known, unknown = [], []
+    for metric in (name for name in WHOLE_RUNS if name not in margins):
+        spread, margin = spreads.get(metric), RUN[metric]
+        if spread is None or spread.run is None or (METRICS[metric].unit is Unit.SHARE and not spread.mean):
+            unknown.append(metric)
+            continue
+        margin = _absolute(margin, spread)
+        known.append((_some(spread.run, margin) or 0.0, margin))
+    return known, unknown
 
 
 def _is_known(spread: MetricSpread | None) -> bool:
@@ -436,14 +359,18 @@ def _fixed_jointly(streams: Sequence[Stream], rng: np.random.Generator, fewest: 
 
 
 def _designs(
-    planned: Sequence[MetricPlan], also: Sequence[Stream], setting: Setting, rng: np.random.Generator
+    planned: Sequence[MetricPlan],
+    also: Sequence[Stream],
+    runs: Sequence[tuple[float, float]],
+    setting: Setting,
+    rng: np.random.Generator,
 ) -> list[Design]:
-    """From the cheapest kind to the dearest; `also` are metrics that a sampling holds to its defaults."""
+    """From the cheapest kind to the dearest; `also` and `runs` are what a sampling and runs hold to their defaults."""
     return [
         _twin(setting),
         _sample(planned, also, setting, rng),
         *_in_one_run(planned, setting, rng),
-        _paired(planned, setting),
+        _paired(planned, runs, setting),
     ]
 
 
@@ -459,6 +386,7 @@ def _twin(setting: Setting) -> Design:
         "both code paths give the same, bit for bit; says nothing of a margin; needs reproducible seeds",
         f"1 pair of {TWIN_STEPS} steps",
         groups,
+        None,
         steps,
         _requests(groups, setting),
         setting.gpu_hours(steps),
@@ -478,7 +406,7 @@ def _sample(
     steps = ceil(2 * needed / setting.groups_per_step)
     amount = f"about {quantity(needed, 'groups')} in each arm, fewer if the answer is clear; --fixed {fixed} looks once"
     cost = _requests(2 * needed, setting), setting.gpu_hours(steps)
-    return Design("sample", shows, amount, 2 * needed, steps, *cost, True)
+    return Design("sample", shows, amount, 2 * needed, fixed, steps, *cost, True)
 
 
 def _in_one_run(planned: Sequence[MetricPlan], setting: Setting, rng: np.random.Generator) -> list[Design]:
@@ -497,7 +425,7 @@ def _in_one_run(planned: Sequence[MetricPlan], setting: Setting, rng: np.random.
         # Only the probed prompts go both ways; the rest go one request a sample.
         requests = steps * (setting.groups_per_step * setting.group_size + probed)
         hours = setting.gpu_hours(steps * (1 + probed / setting.groups_per_step))
-        found.append(Design("probe", shows, amount, groups, steps, requests, hours, True))
+        found.append(Design("probe", shows, amount, groups, None, steps, requests, hours, True))
     # A group's deviation from its centre counts twice, as half of the groups are in each arm.
     streams = [_stream(metric, metric.spread.prompt, factor=2.0) for metric in planned]
     if None in streams:
@@ -506,7 +434,7 @@ def _in_one_run(planned: Sequence[MetricPlan], setting: Setting, rng: np.random.
     groups = steps * setting.groups_per_step
     amount = f"1 run of {quantity(steps, 'steps')}, the arm drawn for each group"
     cost = _requests(groups, setting), setting.gpu_hours(steps)
-    return [*found, Design("switchback", shows, amount, groups, steps, *cost, True)]
+    return [*found, Design("switchback", shows, amount, groups, None, steps, *cost, True)]
 
 
 def _stream(metric: MetricPlan, deviation: float | None, factor: float = 1.0) -> Stream | None:
@@ -515,15 +443,15 @@ def _stream(metric: MetricPlan, deviation: float | None, factor: float = 1.0) ->
     return Stream(factor * sigma, metric.margin, factor * metric.bound, first=metric.first)
 
 
-def _paired(planned: Sequence[MetricPlan], setting: Setting) -> Design:
+def _paired(planned: Sequence[MetricPlan], others: Sequence[tuple[float, float]], setting: Setting) -> Design:
     shows = f"whole runs of {quantity(setting.steps, 'steps')} train alike"
     known = all(metric.spread.run is not None for metric in planned)
     spreads = [(_some(metric.spread.run, metric.margin) or 0.0, metric.margin) for metric in planned]
-    needed = runs_needed_jointly(spreads) if known else None
+    needed = runs_needed_jointly([*spreads, *others]) if known else None
     if needed is None:
         return Design("paired", shows, "more than 1,000 runs" if known else "the spread of runs is not known")
     steps = 2 * needed * setting.steps
     groups = steps * setting.groups_per_step
     amount = f"{needed} seeds in each arm, {quantity(setting.steps, 'steps')} each"
     cost = _requests(groups, setting), setting.gpu_hours(steps)
-    return Design("paired", shows, amount, groups, steps, *cost, True)
+    return Design("paired", shows, amount, groups, None, steps, *cost, True)

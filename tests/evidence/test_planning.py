@@ -12,7 +12,8 @@ from click.testing import CliRunner
 
 from parity.cli import cli
 from parity.errors import InputError, UsageError
-from parity.evidence.planning import MetricSpread, Plan, Setting, group_spreads, merged, plan, run_spreads
+from parity.evidence.planning import Plan, Setting, plan
+from parity.evidence.spreads import MetricSpread, group_spreads, merged, run_spreads
 from parity.evidence.two_samples import tost_power
 from parity.metrics import curves_of_run
 from parity.records.samples import Rollout, Sample
@@ -201,6 +202,17 @@ def test_the_spread_of_runs_is_of_their_late_means() -> None:
     assert both["reward"].run == pytest.approx(1.0) and both["reward"].group
     assert both["reward"].source == "dumps, 20 groups; logs, 3 runs"
     assert run_spreads(runs[:1], "logs") == {}
+
+
+def test_runs_are_planned_for_every_metric_that_they_are_held_to() -> None:
+    margins, others = {"reward": 0.07}, {"grad_norm": MetricSpread("grad_norm", -1.0, run=0.3)}
+    alone = plan(margins, {"reward": KNOWN}, Setting(), np.random.default_rng(0))
+    together = plan(margins, {"reward": KNOWN, **others}, Setting(), np.random.default_rng(0))
+    amounts = [made.designs[-1].amount for made in (alone, together)]
+    # 0.5 of the log is 1.67 spreads between runs, which takes 8 runs an arm where the margin of rewards takes 6
+    assert [amount.split()[0] for amount in amounts] == ["6", "8"]
+    assert any("grad_norm" in warning for warning in alone.warnings)
+    assert not any("grad_norm" in warning for warning in together.warnings)
 
 
 def test_the_command_plans_from_what_was_stated_and_from_what_is_on_disk(tmp_path: Path) -> None:

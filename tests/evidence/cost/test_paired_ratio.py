@@ -54,7 +54,7 @@ def test_a_value_without_logarithm_is_refused_with_its_step(bad: float) -> None:
         paired_log_ratio([pair_of(np.ones(10), values)])
 
 
-@pytest.mark.parametrize(("steps", "phi", "pairs"), [(10, 0.0, 1), (40, 0.6, 1), (24, 0.3, 3)])
+@pytest.mark.parametrize(("steps", "phi", "pairs"), [(10, 0.0, 1), (40, 0.6, 1), (40, 0.9, 1), (24, 0.3, 3)])
 def test_the_interval_covers_the_truth_for_independent_and_drifting_steps(steps: int, phi: float, pairs: int) -> None:
     rng = np.random.default_rng(4)
     repetitions = 400
