@@ -18,7 +18,7 @@ from rollout_patch.hosts.slime_fully_async import generate_rollout_fully_async, 
 pytestmark = [pytest.mark.hosts, pytest.mark.filterwarnings("ignore")]
 
 CHECKOUT = "SLIME_CHECKOUT"
-PROMPTS = [f"prompt number {number}" for number in range(12)]
+PROMPTS = [f"prompt number {number}" for number in range(60)]  # versions before mid-August 2026 drop what is over
 
 
 @pytest.fixture
