@@ -260,6 +260,15 @@ ELSEWHERE = {
     ("needs a checkout", "tools/hosts/launch_scripts.py::main"): (
         "python tools/hosts/launch_scripts.py slime=/path/to/slime --list",
     ),
+    ("needs a checkout", "tests/launch/test_templates.py::"): (
+        "SLIME_CHECKOUT=/path/to/slime python -m pytest tests/launch/test_templates.py",
+    ),
+    ("starts clusters of Ray", "tests/launch/test_ray.py::"): ("python -m pytest tests/launch/test_ray.py",),
+    ("reads for long", "tests/commands/test_file_by_file.py::"): (
+        "parity check /shared/run/rollout_data --group-size 8 --processes 16",
+        "parity check /shared/run/rollout_data --group-size 8 --ray auto",
+    ),
+    ("measures for minutes", "benchmarks/check_files.py"): ("python benchmarks/check_files.py --files 8 16 32",),
     ("needs a checkout", "tests/hosts/test_relax_code.py::"): (
         "RELAX_CHECKOUT=/path/to/Relax python -m pytest tests/hosts/test_relax_code.py",
         "SGLANG_NATIVE_GROUP_SAMPLING=1 python -m rollout_patch.hosts.relax",

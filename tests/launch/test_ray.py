@@ -13,12 +13,16 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from host_forms import write_lines
 from launch_files import launch_file
 
+from parity.commands.check import check_paths
+from parity.contract_checks import Rules
 from parity.errors import EngineUnavailable
 from parity.launch import Backend, Launched, LaunchFile, Watcher, drive, open_backend, read_launch_file
 
@@ -100,6 +104,25 @@ def test_a_job_that_fails_is_submitted_again(tmp_path, address):
     assert {(run.status, run.step) for run in runs.values()} == {("completed", 5)}
     assert (runs["native"].attempt, runs["stock"].attempt) == (2, 1)
     assert any("out of memory" in note for note in notes)
+
+
+def test_files_are_checked_as_tasks_of_the_cluster_with_the_same_result(tmp_path, monkeypatch, valid_samples):
+    import ray
+
+    for step in range(3):
+        rows = [replace(sample, rollout_id=step).to_json() for sample in valid_samples(seed=step, groups=4, n=4)]
+        if step == 1:
+            rows[2]["logprobs"] = rows[2]["logprobs"][1:]
+        write_lines(tmp_path / "dumps" / f"{step}.samples.jsonl", rows)
+    folder = Path("/tmp") / f"ray-{os.getpid()}-{free_port()}"
+    monkeypatch.setenv("RAY_TMPDIR", str(folder))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    try:
+        by_ray = check_paths([tmp_path / "dumps"], Rules(), ray="local").to_json()
+    finally:
+        ray.shutdown()
+    assert by_ray == check_paths([tmp_path / "dumps"], Rules(), processes=1).to_json()
+    assert [one["where"]["rollout_id"] for one in by_ray["findings"] if one["status"] == "fail"] == [1]
 
 
 class Answering502(BaseHTTPRequestHandler):
