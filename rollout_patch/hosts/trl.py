@@ -97,9 +97,12 @@ class GroupRollout:
         """The completion of each prompt at its place, as the trainer expects them of a `rollout_func`.
 
         Raises:
-            UnsupportedHost: The trainer is another than the known one, the prompts hold images, or are no groups.
+            UnsupportedHost: The trainer is another than the known one, has tools or an environment, the prompts hold
+                images, or are no groups.
             PatchError: A group could not be generated, or was answered by an engine with other weights.
         """
+        if getattr(trainer, "tools", None):
+            raise UnsupportedHost("tools and environments, whose answers make several turns, were not seen with groups")
         self.push(trainer)
         training = bool(trainer.model.training)
         tokenized, images, _ = _known(trainer, "_tokenize_prompts")(prompts)
@@ -315,12 +318,13 @@ def _record_scored(trainer: Any, recording: Recording, rollout_id: int, reports:
         of_functions = stock(inputs, *rest)
         weights = trainer.reward_weights.to(of_functions.device)
         first = trainer.accelerator.process_index * len(inputs)
-        mine = (of_functions * weights).nansum(dim=1).tolist()[first : first + len(inputs)]
-        rewards = iter(mine)
-        for number, report in reports.items():
-            write = recording.lines("samples", True, {})
-            for row in sample_rows(report, rollout_id, number):
-                write({**row, "reward": next(rewards)})
+        own = of_functions[first : first + len(inputs)]
+        scored = zip((own * weights).nansum(dim=1).tolist(), own.isnan().all(dim=1).tolist(), strict=True)
+        rewards = [{} if unscorable else {"reward": reward} for reward, unscorable in scored]
+        rows = [row for number, report in reports.items() for row in sample_rows(report, rollout_id, number)]
+        write = recording.lines("samples", True, {})
+        for row, reward in zip(rows, rewards, strict=True):
+            write({**row, **reward})
         recording.close()
         return of_functions
 

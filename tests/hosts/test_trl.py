@@ -359,6 +359,7 @@ def test_an_engine_that_could_not_load_stays_paused(tmp_path: Path) -> None:
         ({"model": FakeModel(training=True, peft_config={})}, "adapters"),
         ({"_tokenize_prompts": lambda _: (TWO, [["image"]], {})}, "images"),
         ({"_tokenize_prompts": None}, "_tokenize_prompts"),
+        ({"tools": [print]}, "tools"),
     ],
 )
 def test_what_was_not_seen_is_refused_by_name(tmp_path: Path, changes: dict[str, Any], named: str) -> None:
