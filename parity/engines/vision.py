@@ -5,8 +5,6 @@ Trainer and embedded engine share this module, so that both see the same pixels 
 
 from __future__ import annotations
 
-import base64
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +31,6 @@ __all__ = [
     "Pixels",
     "load_image_processor",
     "merge_size",
-    "png_data_urls",
     "read_pixels",
     "read_prompt",
 ]
@@ -94,17 +91,6 @@ def read_pixels(processor: ImageProcessor, images: Sequence[Image.Image]) -> Pix
     """At least one image in RGB as patches; sides that are no multiples of a token's are resized."""
     made: Any = processor(images=list(images), return_tensors="pt")
     return Pixels(made["pixel_values"], made["image_grid_thw"])
-
-
-async def png_data_urls(_: str, images: Sequence[Image.Image]) -> list[str]:
-    """Images as the wire carries them: an encoder for `rollout_patch.generate_group`."""
-    return [_png_data_url(image) for image in images]
-
-
-def _png_data_url(image: Image.Image) -> str:
-    file = io.BytesIO()
-    image.save(file, "PNG")
-    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
 
 
 def merge_size(config: Qwen2_5_VLConfig) -> int:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import io
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -11,7 +13,6 @@ from PIL.Image import Image
 
 from parity.engines.answers import REQUEST_RETRIES, RETRY_WAIT
 from parity.engines.router import ROUTING_KEY
-from parity.engines.vision import png_data_urls
 from parity.records.exchanges import Exchange, output_id
 from parity.records.samples import SAMPLE_FIELDS, STATUS_OF_FINISH_REASON, Sample
 from rollout_patch import (
@@ -69,6 +70,17 @@ class SampleAdapter:
         """Every field as it was."""
         for name, value in snapshot.items():
             setattr(sample, name, value)
+
+
+async def png_data_urls(_: str, images: Sequence[Image]) -> list[str]:
+    """Images as the wire carries them: an encoder for `rollout_patch.generate_group`."""
+    return [_png_data_url(image) for image in images]
+
+
+def _png_data_url(image: Image) -> str:
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
 
 
 def pending_group(size: int, extra: Mapping[str, Any], seed: int | None = None, **fields: Any) -> list[Sample]:

@@ -12,6 +12,7 @@ from PIL import Image
 
 from parity.engines import vision
 from parity.errors import InputError
+from parity.trainer.group_sender import png_data_urls
 from parity.trainer.policy import IMAGE_VOCABULARY, build_policy, image_policy_config, save_policy
 
 SMALL = image_policy_config(hidden_size=32, intermediate_size=32, num_hidden_layers=1)
@@ -86,7 +87,7 @@ def test_a_directory_without_image_processor_is_refused_by_name(tmp_path):
 
 async def test_images_travel_as_png_without_loss():
     images = [picture(56, 56), picture(28, 84, seed=1)]
-    for image, url in zip(images, await vision.png_data_urls("image_data", images), strict=True):
+    for image, url in zip(images, await png_data_urls("image_data", images), strict=True):
         head, _, data = url.partition(",")
         assert head == "data:image/png;base64"
         assert Image.open(io.BytesIO(b64decode(data))).tobytes() == image.tobytes()

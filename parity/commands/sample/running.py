@@ -48,9 +48,7 @@ from parity.report.sampling import SamplingResult
 from parity.stats import SEGMENTS, Evidence, over_arms, segment_findings
 from parity.trainer.arm_path import ArmPath
 from parity.trainer.group_sender import GroupSender
-from parity.trainer.policy import load_tokenizer
 from parity.trainer.tasks import Task, get_task
-from parity.trainer.warm_start import prepare_policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +115,8 @@ def _policy(config: SamplingConfig, cache: Path, watcher: Watcher) -> Path | Non
         return None
     if config.model_path is not None:
         return Path(config.model_path)
+    from parity.trainer.warm_start import prepare_policy  # imports torch, which sampling a deployment does without
+
     return prepare_policy(get_task(config.task), cache, watcher.note)
 
 
@@ -308,7 +308,11 @@ def _recorded_blocks(store: SamplingStore) -> Iterator[dict[str, Rollout]]:
 
 def _source(config: SamplingConfig, task: Task, prompts: Sequence[Prompt] | None, policy: Path | None) -> Source:
     """Where prompts come from; on an engine started here they are tokenised as in training, elsewhere sent as text."""
-    tokenizer = None if policy is None else load_tokenizer(policy)
+    tokenizer = None
+    if policy is not None:
+        from parity.trainer.policy import load_tokenizer  # likewise
+
+        tokenizer = load_tokenizer(policy)
 
     def prompts_of(start: int, count: int) -> Sequence[Prompt]:
         if prompts is None:
