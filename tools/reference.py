@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from parity.conformance import CASES
+from parity.conformance import CASES, VLLM_CASES, ConformanceCase
 from parity.contract_checks import CHECKS, Check
 from parity.evidence.contract import accounting
 from parity.faults import CONTROLS, FAULTS, Fault
@@ -103,17 +103,24 @@ def _origin(origin: str) -> str:
 
 def cases_page() -> str:
     """Every case that a live engine is held to."""
-    flags = {"control": "`--control`", "destructive": "`--destructive`"}
-    entries = []
-    for case in CASES:
-        needs = [flag for name, flag in flags.items() if getattr(case, name)]
-        entries.append(f"- **{case.name}**: {case.rule}" + (f" *(needs {' and '.join(needs)})*" if needs else ""))
+    own = [case for case in VLLM_CASES if case not in CASES]
     return _page(
         "Cases for a live engine",
         "`parity check http://localhost:30000` and [`pytest --parity-url`](../pytest.md) send these "
         f"{len(CASES)} cases, and hold what comes back to the [checks of exchanges](checks.md#exchanges) too.",
-        ("\n".join(entries),),
+        (
+            "\n".join(map(_case, CASES)),
+            "## vLLM",
+            f"`parity check` sends these {len(own)} to a server that answers as vLLM does, and `digests_of_something`.",
+            "\n".join(map(_case, own)),
+        ),
     )
+
+
+def _case(case: ConformanceCase) -> str:
+    flags = {"control": "`--control`", "destructive": "`--destructive`"}
+    needs = [flag for name, flag in flags.items() if getattr(case, name)]
+    return f"- **{case.name}**: {case.rule}" + (f" *(needs {' and '.join(needs)})*" if needs else "")
 
 
 def _link(name: str, page: str) -> str:

@@ -1,4 +1,4 @@
-"""A suite of requests that any SGLang-compatible server must answer as SGLang's protocol says."""
+"""Suites of requests that a server must answer as its protocol says: SGLang's, or vLLM's."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import aiohttp
 
-from parity.conformance import answers, features, images, phases, refusals, weights
+from parity.conformance import answers, features, images, phases, refusals, vllm, weights
 from parity.conformance.determinism import check_determinism
 from parity.conformance.known import known_deviations
-from parity.conformance.probe import Broken, ConformanceCase, NotCompared, Probe, about
+from parity.conformance.probe import Broken, ConformanceCase, NotCompared, Probe, about, small_request
 from parity.contract_checks import Rules, check_exchanges
 from parity.engines.client import EngineClient
 from parity.engines.remote import RemoteEngine, recognised, remote_engine
@@ -20,7 +20,7 @@ from parity.errors import EngineError
 from parity.findings import Finding, Level, Message, Progress, Severity, Status, Where, quantity
 from rollout_patch import RequestFailed
 
-__all__ = ["CASES", "ConformanceCase", "check_determinism", "check_engine"]
+__all__ = ["CASES", "VLLM_CASES", "ConformanceCase", "check_determinism", "check_engine"]
 
 CASE_SECONDS = 60.0
 """Time within which each case must be through."""
@@ -34,7 +34,10 @@ CASES: tuple[ConformanceCase, ...] = tuple(
         key=lambda case: case.destructive,
     )
 )
-"""Every case, in the order in which it is run."""
+"""Every case of SGLang's dialect, in the order in which it is run."""
+
+VLLM_CASES: tuple[ConformanceCase, ...] = tuple(vllm.CASES)
+"""Every case of vLLM's dialect, likewise."""
 
 
 def check_engine(
@@ -43,7 +46,7 @@ def check_engine(
     destructive: bool = False,
     control: bool = False,
     progress: Progress | None = None,
-    cases: Sequence[ConformanceCase] = CASES,
+    cases: Sequence[ConformanceCase] | None = None,
 ) -> list[Finding]:
     """Holds a running engine to the protocol, case by case, over HTTP; blocks until all are through.
 
@@ -56,7 +59,7 @@ def check_engine(
         destructive: Whether to send what is known to end some servers.
         control: Whether to update weights, flush, abort and pause; other clients of the engine would notice.
         progress: Called before each case, with its name.
-        cases: The cases to run.
+        cases: The cases to run; by default those of the engine's dialect.
 
     Raises:
         UsageError: `url` is no URL of a server.
@@ -66,9 +69,14 @@ def check_engine(
 
 
 async def _check(
-    engine: RemoteEngine, destructive: bool, control: bool, progress: Progress | None, cases: Sequence[ConformanceCase]
+    engine: RemoteEngine,
+    destructive: bool,
+    control: bool,
+    progress: Progress | None,
+    asked: Sequence[ConformanceCase] | None,
 ) -> list[Finding]:
     client = (await recognised(engine)).client()
+    cases = asked if asked is not None else VLLM_CASES if client.dialect.name == "vllm" else CASES
     findings: list[Finding] = []
     timeout = aiohttp.ClientTimeout(total=CASE_SECONDS)
     async with client, aiohttp.ClientSession(timeout=timeout) as session:
@@ -98,11 +106,10 @@ async def _check(
 
 async def _alive(client: EngineClient) -> bool:
     """Whether the engine is healthy and answers a small request, if only by refusing it, within a case's time."""
-    small = {"input_ids": [1, 2], "sampling_params": {"max_new_tokens": 1}}
     try:
         if not await asyncio.wait_for(client.health(), CASE_SECONDS):
             return False
-        await asyncio.wait_for(client.generate(small), CASE_SECONDS)
+        await asyncio.wait_for(client.generate(small_request(client)), CASE_SECONDS)
     except asyncio.TimeoutError:
         return False
     except RequestFailed:

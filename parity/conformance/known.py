@@ -1,4 +1,4 @@
-"""Known deviations of the real SGLang and its router, found by running the suite against both on the CPU."""
+"""Known deviations of the real SGLang, its router and the real vLLM, found by running the suites on the CPU."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from parity.findings import Message
 
 SGLANG = "SGLang 0.5.23"
 ROUTER = "sglang-router 0.3.2"
+VLLM = "vLLM 0.32.0"
 
 _SGLANG = {
     "n_null": "n as null causes an internal error, status 500",
@@ -45,13 +46,24 @@ _ROUTER = {
 }
 
 
+_VLLM = {
+    "vllm_key_unknown": "unknown parameters are dropped without a word, so that max_new_tokens caps nothing",
+    "vllm_abort_id_bare": "an id without its prefix is said to be aborted, and runs on",
+    "vllm_stale_prefixes": "the prefix cache outlives a reload: empty it by a pause or /reset_prefix_cache",
+}
+_VLLM_CPU = {
+    "digests_of_something": "a packed matrix has the digest of zero bytes, so that its checker compares none",
+}
+
+
 def known_deviations(about: About) -> dict[str, Message]:
     """By case, what this engine or its router is known for; a deviation named here is a warning."""
     unseeded = {} if about.deterministic else _SGLANG_UNSEEDED
     of_engine = {} if about.sglang is None else _SGLANG | unseeded | (_SGLANG_SEEING if about.image_text else {})
     of_router = _ROUTER if about.router else {}
+    of_vllm = _VLLM | (_VLLM_CPU if about.settings.get("device") == "cpu" else {}) if about.vllm == "0.32.0" else {}
     return {
         case: Message("{software}: {reason}", software=software, reason=Message(reason))
-        for software, reasons in ((SGLANG, of_engine), (ROUTER, of_router))
+        for software, reasons in ((SGLANG, of_engine), (ROUTER, of_router), (VLLM, of_vllm))
         for case, reason in reasons.items()
     }

@@ -13,6 +13,7 @@ import aiohttp
 import orjson
 
 from parity.engines.client import IS_ROUTER, EngineClient
+from parity.engines.vllm import OWNER
 from parity.errors import EngineError
 from parity.findings import Message
 from parity.records.exchanges import Exchange
@@ -99,7 +100,8 @@ class About:
 
     `context_length` and `vocab_size` are in tokens, `max_running` in sequences. `sglang` is the version of a real
     SGLang. `image_text` stands for an image in a prompt of text, if the engine takes images and its model is known;
-    `image_pad` is the token in it that becomes the image's.
+    `image_pad` is the token in it that becomes the image's. `vllm` is the version of a vLLM, or the one that the
+    embedded engine answers as, and `settings` how it was started, as far as it says.
     """
 
     context_length: int | None = None
@@ -111,6 +113,8 @@ class About:
     sglang: str | None = None
     prefix_cache: bool = True
     router: bool = False
+    vllm: str | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
     image_text: str | None = None
     image_pad: str | None = None
 
@@ -157,6 +161,16 @@ async def about(client: EngineClient, session: aiohttp.ClientSession) -> About:
 
     # the name of a setting that SGLang alone has
     real = "disable_radix_cache" in info and isinstance(info.get("version"), str)
+    if client.dialect.name == "vllm":
+        model = await client.model_info()
+        return About(
+            context_length=model["context_length"],
+            max_running=number("max_num_seqs"),
+            deterministic=True,
+            seed_per_slot=True,
+            vllm="0.32.0" if model["owned_by"] == OWNER else str(info["version"]),
+            settings=info,
+        )
     return About(
         # SGLang's own setting is null where the checkpoint decides
         context_length=number("context_length", "max_model_len"),
@@ -188,6 +202,13 @@ def request(prompt: object, params: Mapping[str, Any] | None = None, **fields: A
     body = {"text" if texts else "input_ids": prompt, "sampling_params": sampling, "return_logprob": True, **fields}
     body["sampling_params"] = {name: value for name, value in sampling.items() if value is not None}
     return {name: value for name, value in body.items() if value is not None}
+
+
+def small_request(client: EngineClient) -> dict[str, Any]:
+    """A body that asks for one token."""
+    if client.dialect.name == "vllm":
+        return {"token_ids": SHORT, "sampling_params": {"max_tokens": 1, "logprobs": 0}}
+    return request(SHORT, {"max_new_tokens": 1})
 
 
 @dataclass
@@ -239,7 +260,7 @@ class Probe:
 
     async def alive(self) -> None:
         """Expects that the engine still answers."""
-        outputs = await self.ask(SHORT, {"max_new_tokens": 1})
+        outputs = await self.outputs(small_request(self.client))
         expect("output_ids", lengths(outputs), [1], "tokens of a request sent afterwards")
 
     def room(self, prompt_tokens: int, at_most: int) -> int:

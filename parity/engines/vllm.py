@@ -28,6 +28,9 @@ MAX_SEQUENCES = 256
 FIXED_PROMPT = list(range(5, 16))
 """Whose log-probs show whether weights have arrived."""
 
+OWNER = "parity-embedded"
+"""Who owns the model at `/v1/models` where the embedded engine answers in place of vLLM."""
+
 Scores = tuple[float, ...]
 
 UNTIED = {"tie_word_embeddings": False}

@@ -20,7 +20,7 @@ from documentation import MARKDOWN, PAGES, ROOT, commands_named, documented, tok
 from toy_engine import toy_engine
 
 from parity.cli import cli
-from parity.conformance import CASES
+from parity.conformance import CASES, VLLM_CASES
 from parity.contract_checks import CHECKS
 from parity.faults import CONTROLS, FAULTS
 
@@ -123,7 +123,10 @@ def test_the_reference_has_every_fault_with_its_check_and_its_origin():
 
 
 def test_the_reference_has_every_control_and_every_case():
-    for page, known in (("faults.md", CONTROLS), ("cases.md", CASES)):
+    for page, known in (
+        ("faults.md", CONTROLS),
+        ("cases.md", {case.name: case for case in (*CASES, *VLLM_CASES)}.values()),
+    ):
         text = (ROOT / "docs" / "reference" / page).read_text()
         listed = dict(re.findall(r"^- \*\*([\w-]+)\*\*: (.*)$", text, re.MULTILINE))
         said = {item.name: getattr(item, "rule", None) or item.description for item in known}

@@ -33,9 +33,8 @@ from parity.engines.embedded.protocol import (
 )
 from parity.engines.embedded.refusals import RequestRefused, refused
 from parity.engines.embedded.served import ServedModel
+from parity.engines.vllm import OWNER
 
-OWNER = "parity-embedded"
-"""Who owns the model, by `/v1/models`: how this engine is told from vLLM."""
 MAX_LOGPROBS = 20
 COLDEST, HOTTEST = 0.01, 2.0
 """What temperatures above 0 are raised to, and above which they are refused."""
@@ -120,7 +119,9 @@ class _Face:
         ids = [_whole(token, "token_ids") for token in prompt]
         images = _images(body)
         given = {"input_ids": ids, "image_data": [images] if images and n > 1 else images}
-        parsed = await self._parse(given, params, n, lambda _: name, params.get("max_tokens"))
+        # A prompt under a salt is computed anew, as one whose log-probs are asked for is.
+        whole = params | ({"prompt_logprobs": 0} if body.get("cache_salt") else {})
+        parsed = await self._parse(given, whole, n, lambda _: name, params.get("max_tokens"))
         vision = parsed.sequences[0].vision
         if len(images) != (0 if vision is None else len(vision.images)):
             raise RequestRefused({"error": "Failed to apply prompt replacement: images and placeholders differ."}, 500)
