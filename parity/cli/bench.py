@@ -60,7 +60,13 @@ BENCH_EXIT = (
     "modes",
     multiple=True,
     metavar="MODE",
-    help="per-sample, batched, native or chunk=K; ratios are to the first. Default: the first three.",
+    help="per-sample, batched, native or chunk=K, or NAME:MODE; ratios are to the first. Default: the first three.",
+)
+@click.option(
+    "--arms",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    metavar="FILE",
+    help="Modes by the names of arms that differ in their way of asking, as `parity run --arms` reads them.",
 )
 @click.option("--preset", type=click.Choice(PRESET_NAMES), help="The workload of a published report.")
 @click.option("--groups", type=int, default=64, show_default=True, help="Prompts of a rollout.")
@@ -195,13 +201,25 @@ def bench(
 
 def _config(context: click.Context, preset: str | None, engine: str, asked: dict[str, Any]) -> BenchConfig:
     """The preset, or the defaults, with the options that were given."""
-    from parity.records.bench import PRESETS, SHARED_PREFIX, BenchConfig, Workload, at_url, parse_mode
+    from parity.records.arms import Arm, read_arms
+    from parity.records.bench import PRESETS, SHARED_PREFIX, BenchConfig, Workload, at_url, modes_of_arms, parse_mode
 
     given = given_options(context, asked)
+    if file := given.pop("arms", None):
+        if clash := [name for name in ("modes", "workers", "routers") if name in given]:
+            option = f"--{clash[0].removesuffix('s')}"
+            raise UsageError(f"--arms {file} names the modes and their engine: leave out {option}")
+        arms = read_arms(file, Arm(engine=engine))
+        first = next(iter(arms.values()))
+        if first.options or first.environment or (engine != first.engine and "://" in engine + first.engine):
+            raise UsageError(f"--arms {file}: bench starts engines as they are; give the URL of one with its options")
+        given |= {"modes": modes_of_arms(arms), "workers": first.workers}
+        given |= {"routers": (first.router,)} if first.router else {}
+        engine = first.engine
     if "shared_prefix" in given:
         given["shared_prefix"] = SHARED_PREFIX[given["shared_prefix"]]
     if "modes" in given:
-        given["modes"] = tuple(map(parse_mode, given["modes"]))
+        given["modes"] = tuple(parse_mode(mode) if isinstance(mode, str) else mode for mode in given["modes"])
     base = replace(PRESETS[preset] if preset else BenchConfig(), seed=secrets.randbits(32))
     base = at_url(base, engine) if "://" in engine else replace(base, engine=engine)
     names = {field.name for field in fields(Workload)}

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from parity.errors import UsageError, without_secrets
-from parity.records.arms import WAYS
+from parity.records.arms import WAYS, Arm, ArmsAsked, differ_beyond_requests
 
 Count = Annotated[int, Meta(ge=0)]
 Amount = Annotated[float, Meta(ge=0)]
@@ -25,7 +25,7 @@ class Mode:
     """A granularity of requests.
 
     Attributes:
-        name: `per-sample`, `batched`, `native`, or `chunk=K`: requests of `n` = K.
+        name: `per-sample`, `batched`, `native`, or `chunk=K`: requests of `n` = K; or the name of an arm.
         arm: The arm of `rollout_patch` that asks so.
         chunk: Most samples in one request; `None` is the whole group.
     """
@@ -34,19 +34,45 @@ class Mode:
     arm: str
     chunk: int | None = None
 
+    @property
+    def text(self) -> str:
+        """What `parse_mode` reads."""
+        way = self.arm if self.chunk is None else f"chunk={self.chunk}"
+        return way if self.name == way else f"{self.name}:{way}"
+
 
 def parse_mode(name: str) -> Mode:
-    """The mode of a name.
+    """The mode of a name, or of an arm's name and a mode: ``ARM:MODE``.
 
     Raises:
         UsageError: There is no such mode.
     """
+    arm, colon, way = name.rpartition(":")
+    if colon and arm:
+        return replace(parse_mode(way), name=arm)
     if name in WAYS:
         return Mode(name, name)
     key, _, size = name.partition("=")
     if key == "chunk" and size.isascii() and size.isdigit() and len(size) < 10 and int(size) > 0:
         return Mode(f"chunk={int(size)}", "native", int(size))
     raise UsageError(f"no mode {name!r}: there are {', '.join(WAYS)} and chunk=K with K of 1 or more")
+
+
+def modes_of_arms(arms: Mapping[str, Arm]) -> tuple[Mode, ...]:
+    """The modes of arms, which must differ in nothing but their way of asking.
+
+    Raises:
+        UsageError: They differ in something else, or one asks in batches of another size than the group.
+    """
+    asked = ArmsAsked("", "", specs=arms)
+    if differ_beyond_requests(asked):
+        raise UsageError(
+            "bench measures ways of asking one engine; these arms have other engines or sampling parameters: measure "
+            "each engine by itself, the second with --compare and the first one's bench.json"
+        )
+    if batched := [name for name, arm in arms.items() if arm.way == "batched" and arm.chunk is not None]:
+        raise UsageError(f"arms.{batched[0]}.chunk: bench measures chunks of native requests alone")
+    return tuple(Mode(name, arm.way, arm.chunk) for name, arm in arms.items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +178,7 @@ class BenchConfig:
         return {
             **asdict(self),
             "engine": without_secrets(self.engine),
-            "modes": [mode.name for mode in self.modes],
+            "modes": [mode.text for mode in self.modes],
             "routers": list(self.routers),
         }
 

@@ -79,6 +79,7 @@ def test_an_arm_is_alike_only_by_its_largest_p() -> None:
 ARMS = ("a", "b", "c", "d", "e")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("shift", "wrong"), [(0.0, Status.FAIL), (0.1, Status.PASS)])
 def test_five_watched_arms_rarely_have_a_wrong_statement_among_them(shift: float, wrong: Status) -> None:
     """Equal arms, or all of them exactly at their margin, against one baseline that they share, after every 30 groups.
@@ -100,6 +101,7 @@ def test_five_watched_arms_rarely_have_a_wrong_statement_among_them(shift: float
     assert false <= 11
 
 
+@pytest.mark.slow
 def test_five_arms_of_runs_that_train_alike_are_rarely_called_different() -> None:
     """Three runs an arm, one baseline shared; a tight margin makes every difference one that matters."""
     rng = np.random.default_rng(21)

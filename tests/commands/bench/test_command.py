@@ -50,6 +50,35 @@ def test_a_url_is_measured_and_everything_is_written(worker, tmp_path):
     assert worker.requests == 3 * (8 + 4 + 8)  # warm-up included
 
 
+def test_arms_are_measured_by_name_and_compared_with_an_earlier_file_of_them(worker, tmp_path):
+    arms = tmp_path / "arms.toml"
+    arms.write_text("[arms.stock]\n[arms.whole]\nway = 'native'\n[arms.pairs]\nway = 'native'\nchunk = 1\n")
+    first = run(worker.url, *SMALL, "--arms", str(arms), "--out", str(tmp_path / "a"), "--json")
+    assert first.exit_code == 0, first.output
+    sent = {one["mode"]: one["requests"] for one in orjson.loads(first.stdout)["summaries"]}
+    assert sent == {"stock": 8, "whole": 4, "pairs": 8}
+    modes = read_bench(tmp_path / "a" / "bench.json").config.modes
+    assert [mode.text for mode in modes] == ["stock:per-sample", "whole:native", "pairs:chunk=1"]
+    again = (worker.url, *SMALL, "--mode", "stock:per-sample", "whole:native", "pairs:chunk=1")
+    second = run(*again, "--compare", str(tmp_path / "a" / "bench.json"), "--out", str(tmp_path / "b"))
+    assert second.exit_code == 0, second.output
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ("[arms.a]\n[arms.b]\nengine = 'sglang'", "these arms have other engines"),
+        ("[arms.a]\n[arms.b]\ntemperature = 0.5", "these arms have other engines or sampling parameters"),
+        ("[arms.a]\nway = 'batched'\nchunk = 2\n[arms.b]", "chunks of native requests alone"),
+        ("[arms.a]\noptions = ['-x']\n[arms.b]\noptions = ['-x']", "bench starts engines as they are"),
+    ],
+)
+def test_arms_that_differ_in_more_than_their_requests_are_refused(tmp_path, table, said):
+    (tmp_path / "arms.toml").write_text(table)
+    with pytest.raises(UsageError, match=said):
+        cli.main(["bench", "--arms", str(tmp_path / "arms.toml")], standalone_mode=False)
+
+
 def test_the_tables_name_what_was_measured_and_what_was_not(worker, tmp_path):
     result = run(worker.url, *SMALL, "--counts", worker.url, "--out", str(tmp_path))
     assert result.exit_code == 0, result.output
