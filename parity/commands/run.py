@@ -327,7 +327,7 @@ def _contract_findings(pairs: Sequence[_ReadPair], config: ExperimentConfig) -> 
             finding.in_run(read.runs[-1].store.name)
             for finding in _arms_findings(read, set_apart(config, read.pair.arms))
         ]
-    return [*merge(findings), *_curve_findings(pairs)]
+    return [*merge(findings), *_curve_findings(pairs, config)]
 
 
 def _weights_findings(
@@ -363,12 +363,18 @@ def _arms_findings(read: _ReadPair, apart: Collection[str]) -> list[Finding]:
     return check_arms_of_parts(baseline.parts[:steps], experiment.parts[:steps], apart) + requests
 
 
-def _curve_findings(pairs: Sequence[_ReadPair]) -> list[Finding]:
+def _curve_findings(pairs: Sequence[_ReadPair], config: ExperimentConfig) -> list[Finding]:
     curves = list(_curves(pairs, {"twin", LIST_TWIN, "replay", "paired"}))
+    if len({config.arm(arm).workers for arm in config.arms}) > 1:  # one worker has no load of several to measure
+        curves = [(_without_loads(first), _without_loads(second)) for first, second in curves]
     if not curves:
         mixed = [run.curves for read in pairs if read.pair.mixed for run in read.runs]
         return check_curves(mixed, mixed)
     return check_curves([first for first, _ in curves], [second for _, second in curves])
+
+
+def _without_loads(run: RunCurves) -> RunCurves:
+    return {name: curve for name, curve in run.items() if not name.startswith("perf/engine_")}
 
 
 def _exchanges(store: RunStore, steps: int) -> Iterator[Exchange]:

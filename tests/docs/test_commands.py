@@ -23,6 +23,7 @@ RUN = {
     # the recorded rollouts are sound
     f"{CHECK} rollout_data/*.pt recordings/ --group-size 8": 0,
     f"{CHECK} rollout_data/*.pt recordings/ --group-size 8 --temperature 1": 0,
+    f"{CHECK} recordings/": 0,
     f"{CHECK} recordings/ --group-size 8": 0,
     f"{CHECK} rollout_data --group-size 8 --advantage grpo": 0,
     f"{CHECK} rollout_data --group-size 8 --junit parity.xml": 0,
@@ -58,7 +59,10 @@ RUN = {
     "parity compare --baseline parity-out/mine --experiment parity-out/mine --json": 3,
     SAMPLE.format(LOCALHOST): 3,
     f"{SAMPLE.format(LOOPBACK)} --margin reward=0.02": 3,
+    "parity sample --baseline-engine http://a:30000 --experiment-engine http://b:30000 --prompts train.jsonl "
+    "--max-new-tokens 1024 --reward my_task.py:reward": 3,
     "parity watch recordings/": 3,
+    "parity watch recordings/ --baseline native": 3,
     "parity watch recordings/ --reward-range -1 1 --max-new-tokens 8192": 3,
     "parity watch recordings/ --margin reward=0.02 --once": 3,
     'parity watch recordings/ --quiet || kill "$TRAINER"': 3,
@@ -110,6 +114,34 @@ ELSEWHERE = {
         "parity watch DIR",
         "parity watch parity-out/20260101-120000",
     ),
+    (TRAINING, "tests/runner/test_arms.py::test_three_arms_on_two_engines_are_twins"): (
+        "parity run --arms arms.toml",
+        "parity run --arms docs/examples/chunks.toml --design twin",
+        "parity run --arms docs/examples/workers.toml --design twin",
+    ),
+    (TRAINING, "tests/runner/test_arms.py::test_engines_that_part_are_no_twins_and_what_parts_them_is_named"): (
+        "parity run --baseline-engine embedded --experiment-engine sglang",
+        "parity run --baseline-engine embedded --experiment-engine sglang --design probe",
+    ),
+    (
+        "starts engines",
+        "tests/commands/sample/test_live.py::test_three_arms_are_each_compared_with_the_baseline",
+    ): (
+        "parity sample --arms arms.toml",
+        "parity sample --arms docs/examples/radix.toml",
+        "parity sample --arms docs/examples/int8.toml",
+        "parity sample --arms docs/examples/cooler.toml",
+        "parity sample --baseline-engine embedded --experiment-engine sglang",
+        "parity sample --baseline-engine http://127.0.0.1:30000 --experiment-engine http://127.0.0.1:30001",
+    ),
+    (
+        "starts engines",
+        "tests/commands/bench/test_command.py::test_arms_are_measured_by_name",
+    ): ("parity bench --arms arms.toml",),
+    (
+        "simulates for minutes",
+        "tests/evidence/test_over_arms.py::test_watched_arms_rarely_have_a_wrong_statement_among_them",
+    ): ("python benchmarks/several_arms.py",),
     (TRAINING, "tests/runner/test_recovery.py::test_killed_runners_resume_to_the_same_curves"): (
         "parity run --out parity-out/<time> --resume",
         "parity run --out parity-out/mine --resume",

@@ -81,7 +81,7 @@ ARMS = ("a", "b", "c", "d", "e")
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("shift", "wrong"), [(0.0, Status.FAIL), (0.1, Status.PASS)])
-def test_five_watched_arms_rarely_have_a_wrong_statement_among_them(shift: float, wrong: Status) -> None:
+def test_watched_arms_rarely_have_a_wrong_statement_among_them(shift: float, wrong: Status) -> None:
     """Equal arms, or all of them exactly at their margin, against one baseline that they share, after every 30 groups.
 
     In 100 experiments, 12 or more wrong ones have a chance below 1 % where it is 5 % in each.

@@ -31,10 +31,15 @@ def read_experiment_runs(directory: Path, side: str) -> list[RecordedCurves]:
 
     Raises:
         InputError: A file of it cannot be read.
-        UsageError: It has no freely sampled run of this arm.
+        UsageError: It has no freely sampled run of this arm, or several arms beside the baseline.
     """
     experiment = read_experiment(directory)
     config = ExperimentConfig.from_json(experiment.get("config"))
+    if side == "experiment" and len(config.arms) > 2:
+        raise UsageError(
+            f"{directory} compares {', '.join(config.arms[1:])} with {config.arms[0]}: name the runs of one, such "
+            f"as {directory / 'runs'}/{config.arms[1]}-seed*"
+        )
     pairs = plan_pairs(config, experiment.get("designs", ()))
     names = [pair.names[side == "experiment"] for pair in pairs if pair.design == "paired"]
     found = [_recording(run_store(directory, name), name) for name in names if _has_metrics(directory, name)]

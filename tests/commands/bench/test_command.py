@@ -50,7 +50,7 @@ def test_a_url_is_measured_and_everything_is_written(worker, tmp_path):
     assert worker.requests == 3 * (8 + 4 + 8)  # warm-up included
 
 
-def test_arms_are_measured_by_name_and_compared_with_an_earlier_file_of_them(worker, tmp_path):
+def test_arms_are_measured_by_name(worker, tmp_path):
     arms = tmp_path / "arms.toml"
     arms.write_text("[arms.stock]\n[arms.whole]\nway = 'native'\n[arms.pairs]\nway = 'native'\nchunk = 1\n")
     first = run(worker.url, *SMALL, "--arms", str(arms), "--out", str(tmp_path / "a"), "--json")

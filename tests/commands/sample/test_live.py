@@ -72,3 +72,43 @@ def test_a_proxy_that_lies_is_found_out(fault: dict[str, Any], checks: set[str],
     assert result.judgement.verdict is Verdict.DIFFERENT
     assert failing(result) & checks
     assert result.counts["groups"] <= 256
+
+
+THREE = """
+[arms.stock]
+
+[arms.cooler]
+temperature = 0.5
+
+[arms.other-engine]
+way = "native"
+own_engine = true
+"""
+
+
+@pytest.mark.slow
+def test_three_arms_are_each_compared_with_the_baseline(parity_here: Here, tmp_path: Path) -> None:
+    (tmp_path / "arms.toml").write_text(THREE)
+    out = tmp_path / "out"
+    done = parity_here("sample", "--arms", tmp_path / "arms.toml", "--max-groups", 96, "--json", "--out", out)
+    assert done.returncode == 1, done
+    result = json.loads(done.printed)
+    assert (result["verdict"], result["baseline"]) == ("DIFFERENT", "stock")
+    cooler, other = result["comparisons"]
+    assert (cooler["experiment"], cooler["verdict"]) == ("cooler", "DIFFERENT")
+    failing = {(one["check"], one["where"]["field"]) for one in cooler["findings"] if one["status"] == "fail"}
+    assert ("sampling_marginal", "negative_log_likelihood") in failing
+    assert "arms_same_params" not in {check for check, _ in failing}  # it is what the arm sets
+    assert (other["experiment"], other["verdict"]) == ("other-engine", "INCONCLUSIVE")
+    found = {one["check"]: one["status"] for one in other["findings"]}
+    assert (found["weights_equal"], found["sampling_mismatch"]) == ("pass", "pass")
+    served = {
+        arm: {
+            json.loads(line)["engine_id"]
+            for line in (out / "runs" / f"{arm}-seed0" / "groups.samples.jsonl").read_text().splitlines()
+        }
+        for arm in ("stock", "cooler", "other-engine")
+    }
+    assert served == {"stock": {"stock-0"}, "cooler": {"stock-0"}, "other-engine": {"other-engine-0"}}
+    resumed = parity_here("sample", "--out", out, "--resume", "--quiet")
+    assert (resumed.returncode, resumed.printed.strip()) == (1, "DIFFERENT")
