@@ -19,6 +19,8 @@ from typing import Any
 
 ARMS = '[arms.sound]\nway = "native"\n[arms.changed]\nway = "native"\n{setting}\n'
 TIGHT = ("sample", "--margin", "token_kl=0.000001", "--max-groups", "1024")
+WIDE = ("reward=0.06", "response_length=0.06", "negative_log_likelihood=0.06", "truncated=0.04", "aborted=0.04")
+CONTROL = (*TIGHT, *(word for margin in WIDE for word in ("--margin", margin)))
 ROWS: dict[str, tuple[str, tuple[str, ...]]] = {
     "bfloat16-weights": ("", TIGHT),
     "int8-weights": ("", TIGHT),
@@ -28,8 +30,8 @@ ROWS: dict[str, tuple[str, tuple[str, ...]]] = {
     "logprobs-before-temperature": ("", ("sample", "--temperature", "0.7", "--max-groups", "1024")),
     "old-weights": ("", ("run", "--steps", "6", "--design", "twin")),
     "stale-prefix-cache": ("", ("run", "--steps", "6", "--design", "twin")),
-    "control: 3 sequences at once": ('options = ["--max-running-requests", "3"]', TIGHT),
-    "control: 2 workers": ("workers = 2", TIGHT),
+    "control: 3 sequences at once": ('options = ["--max-running-requests", "3"]', CONTROL),
+    "control: 2 workers": ("workers = 2", CONTROL),
 }
 """By name: what the second arm sets in place of the fault, and the command."""
 

@@ -22,7 +22,7 @@ from parity.trainer.group_sender import all_or_none, pending_group
 from rollout_patch import Assignment, PatchError, RequestFailed, ResponseRefused, probe
 
 RESCORED_GROUPS = 64
-"""Groups of each arm whose tokens are scored again."""
+"""Groups of each arm whose tokens are scored again; four times as many, and again, where that decides nothing."""
 
 
 @dataclass(slots=True)
@@ -132,18 +132,22 @@ class Asker:
                     f"{low:g} to {high:g}; give the range of rewards with --reward-range"
                 )
 
-    async def rescored(self, rollouts: Mapping[str, Rollout]) -> dict[str, list[Finding]]:
+    async def rescored(self, rollouts: Mapping[str, Rollout], groups: int) -> dict[str, list[Finding]]:
         """Scores the tokens of each arm's first groups again by a prefill of its engine, and compares the log-probs.
 
         It needs temperature 1 and no top_p or top_k: a prefill gives log-probs of the whole distribution. Where
         another engine answers an arm than the baseline, each also scores what the other one drew.
+
+        Args:
+            rollouts: By arm.
+            groups: How many groups are scored.
 
         Returns:
             By arm that is compared with the baseline.
         """
         config = self.config
         first, *others = config.arms
-        own = {arm: await self._scored(arm, arm, rollout) for arm, rollout in rollouts.items()}
+        own = {arm: await self._scored(arm, arm, rollout, groups) for arm, rollout in rollouts.items()}
         findings: dict[str, list[Finding]] = {}
         for arm in others:
             pair = own[first], own[arm]
@@ -155,8 +159,8 @@ class Asker:
             if one_engine:
                 continue
             crossed = (
-                await self._scored(first, arm, rollouts[first]),
-                await self._scored(arm, first, rollouts[arm]),
+                await self._scored(first, arm, rollouts[first], groups),
+                await self._scored(arm, first, rollouts[arm], groups),
             )
             if isinstance(crossed[0], Rescored) and isinstance(crossed[1], Rescored):
                 findings[arm] += crossed_findings(
@@ -171,13 +175,13 @@ class Asker:
                 findings[arm].append(_not_compared(next(one for one in crossed if isinstance(one, Message))))
         return findings
 
-    async def _scored(self, drew: str, scores: str, rollout: Rollout) -> Rescored | Message:
+    async def _scored(self, drew: str, scores: str, rollout: Rollout, groups: int) -> Rescored | Message:
         """What an arm drew beside the log-probs of another arm's engine, or why there are none."""
         sampling = self._sampling(drew)
         if (sampling["temperature"], sampling["top_p"]) != (1, 1) or sampling["top_k"] > 0:
             return Message("a prefill compares only with temperature 1, top_p 1 and no top_k")
         try:
-            return await rescore(self.clients[scores], self.paths[scores].sender.permits, rollout, RESCORED_GROUPS)
+            return await rescore(self.clients[scores], self.paths[scores].sender.permits, rollout, groups)
         except (RequestFailed, NotScored) as error:
             return Message("the engine did not score given tokens: {error}", error=str(error)[:200])
 

@@ -151,7 +151,7 @@ async def _sample(
         rollouts = {arm: store.rollout(arm) for arm in config.arms}
         rescored = sampled.rescored
         if rescored is None:
-            rescored = await asker.rescored(rollouts) if len(rollouts[config.baseline]) else {}
+            rescored = await asker.rescored(rollouts, RESCORED_GROUPS) if len(rollouts[config.baseline]) else {}
         weights = await _weights(clients)
     exchanges = {arm: list(store.exchanges(arm)) for arm in config.arms}
     findings = {}
@@ -242,6 +242,7 @@ async def _blocks(asker: Asker, store: SamplingStore, source: Source, rules: Rul
     )
     evidence: dict[str, Evidence | None] = dict.fromkeys(others, start)
     rescored: dict[str, list[Finding]] | None = None
+    look = RESCORED_GROUPS
     stopped: Message | None = None
     done = 0
     for blocks in _recorded_blocks(store):
@@ -264,8 +265,9 @@ async def _blocks(asker: Asker, store: SamplingStore, source: Source, rules: Rul
         rollouts = {arm: Rollout.from_samples(block.samples) for arm, block in sampled.items()}
         evidence = _watched(evidence, config, done, rollouts)
         done += size
-        if rescored is None and done >= RESCORED_GROUPS:
-            rescored = await asker.rescored({arm: store.rollout(arm) for arm in config.arms})
+        if done >= look and (rescored is None or _is_open(rescored)):
+            rescored = await asker.rescored({arm: store.rollout(arm) for arm in config.arms}, look)
+            look *= 4
         findings = {}
         for arm in others:
             pair, watched = config.against(arm), evidence[arm]
@@ -283,6 +285,11 @@ async def _blocks(asker: Asker, store: SamplingStore, source: Source, rules: Rul
             stopped = decided_in_all(findings)
         watcher.block(SamplingProgress(done, config.limit, (done - before) / (time.monotonic() - began), every))
     return _Sampled(evidence, rescored, stopped or Message("all {done} groups are sampled", done=done))
+
+
+def _is_open(rescored: Mapping[str, Sequence[Finding]]) -> bool:
+    """Whether more groups may decide what was scored again."""
+    return any(finding.status is Status.INCONCLUSIVE for of_arm in rescored.values() for finding in of_arm)
 
 
 def _watched(

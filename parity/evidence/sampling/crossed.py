@@ -23,6 +23,9 @@ from parity.records.margins import TOKEN_KL
 
 CHECK = "sampling_mismatch"
 
+WIDER = float(stats.norm.ppf(0.995) / stats.norm.ppf(0.975))
+"""Half-width of a 99 % interval over that of a 95 % one."""
+
 _ROUNDING = 1e-9
 """Nats a token below which KL is rounding of sums."""
 
@@ -40,9 +43,10 @@ def crossed_findings(
 ) -> list[Finding]:
     """How far apart two engines are at the same weights, by the responses of each scored by the other.
 
-    One finding a direction: the KL divergence a token (k3), whose 95 % interval by prompt group lies below its margin
-    (pass) or above it (fail). One of both: by how much the mean reward of the arms can differ at most; it passes where
-    that is inside the reward's margin, and is else not compared, since a bound above the margin shows no difference.
+    One finding a direction: the KL divergence a token (k3), whose 99 % interval by prompt group lies below its margin
+    (pass) or above it (fail), so that four looks at more and more groups are together wrong in at most 4 %. One of
+    both: by how much the mean reward of the arms can differ at most; it passes where that is inside the reward's
+    margin, and is else not compared, since a bound above the margin shows no difference.
 
     Args:
         own: Responses of the baseline and of the experiment, each `prefilled` by the engine that drew it.
@@ -72,10 +76,10 @@ def _direction(drew: str, scored: str, rescored: Rescored, margin: float) -> Fin
         return _finding(metric, Status.FAIL, message, {"units": len(rescored.recorded)})
     measured = measured_gaps(_by_group(rescored))
     k3 = float(measured["k3"]["mean"])
-    low, high = measured["k3"].get("interval", (0.0, np.inf))
+    low, high = (k3 + WIDER * (end - k3) for end in measured["k3"].get("interval", (0.0, np.inf)))
     status = Status.FAIL if low > margin else Status.PASS if high < margin else Status.INCONCLUSIVE
     message = Message(
-        "tokens of {drew} scored by {scored}: {distance:.3g} nats apart in the mean, KL {k3:.3g} nats a token (95 % "
+        "tokens of {drew} scored by {scored}: {distance:.3g} nats apart in the mean, KL {k3:.3g} nats a token (99 % "
         "{low:.3g} to {high:.3g}, margin {margin:.3g}) over {tokens} of {groups}",
         drew=drew,
         scored=scored,
@@ -90,7 +94,7 @@ def _direction(drew: str, scored: str, rescored: Rescored, margin: float) -> Fin
     evidence = {
         **measured,
         "estimate": k3,
-        "ci95": [low, high] if np.isfinite(high) else None,
+        "ci99": [low, high] if np.isfinite(high) else None,
         "margin": margin,
         "thresholds of hosts": HOST_THRESHOLDS,
         "unit": "prompt group",

@@ -58,7 +58,7 @@ def test_each_direction_has_its_own_kl_and_the_interval_holds_it() -> None:
     for seed in range(20):
         found = both(1.0, seed=seed)
         for place, wanted in enumerate((forward, backward)):
-            low, high = found[place].evidence["ci95"]
+            low, high = found[place].evidence["k3"]["interval"]
             covered[place] += low <= wanted <= high
     assert (covered >= 17).all()  # 19 of 20 wanted; 16 or fewer have a chance of 0.3 %
 
