@@ -174,6 +174,10 @@ ELSEWHERE = {
         f"{NATIVE} --task digits",
         f"{NATIVE} --task digits --plant media-of-other-group@7",
     ),
+    (
+        "needs the real engine",
+        "tests/engines/vllm/test_vllm.py::test_a_twin_is_equal_bit_for_bit_and_shows_where_a_fault_was_planted",
+    ): (f"{NATIVE} --engine vllm",),
     ("needs the real engine", "tests/engines/sglang/test_run.py::test_paired_training_on_the_real_engine"): (
         f"{NATIVE} --engine sglang --steps 30",
         "parity sample --engine sglang --fixed 256",
@@ -221,6 +225,8 @@ ELSEWHERE = {
         "parity serve --chaos 0.2,seed=7",
     ),
     ("does not end", "tests/engines/embedded/test_faults.py::"): ("parity serve --fault int8-weights",),
+    ("does not end", "tests/engines/test_vllm.py::"): ("parity serve --dialect vllm",),
+    ("needs a deployment", "tests/conformance/test_vllm.py::"): ("parity check http://127.0.0.1:8000",),
     ("takes no --max-groups", "tests/commands/sample/test_dumped.py::"): (
         "parity sample --from before/ --from after/",
     ),
