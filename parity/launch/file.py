@@ -110,8 +110,9 @@ class LaunchFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         command: The shell command of one run, with places in braces (`PLACES`).
         arms: What each arm changes, by name.
-        design: ``paired`` (a run for each arm and seed), or one run a seed whose groups the patch draws to an arm:
-            ``probe`` or ``switchback``; its arms are the two names that the assignments have.
+        design: ``paired`` (a run for each arm and seed, which sample freely), ``twin`` (the same, but both arms sample
+            with the same seeds), or one run a seed whose groups the patch draws to an arm: ``probe`` or ``switchback``;
+            its arms are the two names that the assignments have.
         seeds: The seeds of every arm.
         results: Where a run leaves what it is judged by.
         margins: The largest difference that does not matter, by metric.
@@ -129,7 +130,7 @@ class LaunchFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     arms: dict[str, ArmFile]
     seeds: list[int]
     results: Results
-    design: Literal["paired", "probe", "switchback"] = "paired"
+    design: Literal["paired", "twin", "probe", "switchback"] = "paired"
     margins: dict[str, float] = {}
     environment: dict[str, str] = {}
     restart: Restart = Restart()
@@ -143,7 +144,7 @@ class LaunchFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def mixed(self) -> bool:
         """Whether each run has groups of both arms."""
-        return self.design != "paired"
+        return self.design in ("probe", "switchback")
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,8 +207,8 @@ def _problems(launch: LaunchFile) -> Iterator[str]:
             f"arms: a {launch.design} has both arms in one run: name the two, as the assignments do, and put what the "
             "run is started with into command and environment"
         )
-    if launch.mixed and not launch.results.samples:
-        yield f"results.samples: a {launch.design} is judged by what the patch records, so say where"
+    if launch.design != "paired" and not launch.results.samples:
+        yield f"results.samples: a {launch.design} is judged by what was recorded, so say where"
     if not launch.seeds or len(set(launch.seeds)) < len(launch.seeds):
         yield f"seeds is {launch.seeds}: one or more, each once"
     if "{run}" not in launch.results.curves:

@@ -107,3 +107,29 @@ def test_what_differs_between_the_arms_is_shown_as_stated_or_not(tmp_path):
     same = next(one for one in report["findings"] if one["check"] == "same_setup")
     assert (same["status"], same["severity"], len(same["evidence"]["differences"])) == ("fail", "warning", 2)
     assert package in same["message"] and "OMP_NUM_THREADS" in same["message"]
+
+
+TWIN = 'samples = ["{run}/record"]\n[place]\nat_once = 2'
+
+
+@pytest.mark.parametrize(
+    ("experiment", "verdict", "failing"),
+    [
+        ("--twin native", "PARITY", set()),
+        ("--twin native --other-at 3", "DIFFERENT", {("twin_reward", "native-seed1", 3, 2)}),
+        ("--twin per-sample", "INCONCLUSIVE", set()),
+    ],
+    ids=["equal", "one other reward", "both arms ask alike"],
+)
+def test_a_twin_is_compared_bit_for_bit(tmp_path, experiment, verdict, failing):
+    path = launch_file(tmp_path, f"--groups 2 {experiment}", "--groups 2 --twin per-sample", more=TWIN)
+    path.write_text(path.read_text().replace("seeds", 'design = "twin"\nseeds', 1))
+    code, printed = launched(path, "--json")
+    report = json.loads(printed)
+    assert (report["verdict"], code) == (verdict, {"PARITY": 0, "DIFFERENT": 1, "INCONCLUSIVE": 3}[verdict])
+    found = [one for one in report["findings"] if one["status"] == "fail" and one["severity"] == "error"]
+    assert {
+        (one["check"], one["where"]["run"], one["where"]["rollout_id"], one["where"]["index"]) for one in found
+    } == failing
+    arms = next(one for one in report["findings"] if one["check"] == "twin_arms")
+    assert arms["status"] == ("inconclusive" if verdict == "INCONCLUSIVE" else "pass")

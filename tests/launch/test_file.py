@@ -5,7 +5,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from parity.errors import InputError
@@ -56,6 +56,7 @@ def test_places_are_filled_in_and_arguments_reach_the_shell_as_they_are(tmp_path
     assert shlex.split(plans["stock-seed1"].command)[-2:] == ["--save", f"{out}/runs/stock-seed1"]
 
 
+@settings(deadline=None)
 @given(st.text(st.characters(exclude_categories=["Cs", "Cc"], exclude_characters="{}"), min_size=1, max_size=20))
 def test_no_argument_is_taken_for_code_by_the_shell(tmp_path_factory, argument):
     path = tmp_path_factory.mktemp("launch") / "experiment.toml"

@@ -26,6 +26,8 @@ def main() -> None:
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--groups", type=int, default=0, help="groups of each step whose samples are recorded")
     parser.add_argument("--probe", action="store_true", help="asks every group in both arms")
+    parser.add_argument("--twin", help="the arm's name; its samples and metrics depend on the seed alone")
+    parser.add_argument("--other-at", type=int, help="one reward of this step is another one")
     parser.add_argument("--short-logprobs", action="store_true", help="leaves each sample's first log-prob out")
     parser.add_argument("--seconds", type=float, default=0.0)
     asked = parser.parse_args()
@@ -35,7 +37,7 @@ def main() -> None:
     tried = asked.run.parent / f"{asked.run.name}.tried"
     again = tried.exists() and not asked.always
     tried.touch()
-    random.seed(asked.run.name)
+    random.seed(str(asked.seed) if asked.twin else asked.run.name)
     rewards = [0.2 + 0.6 * step / asked.steps + random.gauss(0, 0.02) + asked.shift for step in range(asked.steps)]
     with curves.open("a" if asked.resume else "w") as file:
         for step in range(first, asked.steps):
@@ -86,9 +88,11 @@ def record(folder: Path, step: int, asked: argparse.Namespace) -> None:
                     "status": "completed",
                     "reward": float(random.random() < chance + asked.shift * (arm == "native")),
                     "max_new_tokens": 16,
-                    "arm": arm,
+                    "arm": asked.twin or arm,
                     "extra": {"assignment": assignment} if asked.probe else {},
                 }
+                if (step, group, index) == (asked.other_at, 0, 2):
+                    sample["reward"] = 1.0 - sample["reward"]
                 lines[folder if trained else folder / "compared"].append(json.dumps(sample) + "\n")
     for one, of_folder in lines.items():
         if of_folder:

@@ -15,6 +15,7 @@ from parity.commands.compare import Question, judge_curves, margins_of, record_o
 from parity.commands.launch.alarms import ALARM
 from parity.commands.launch.drawn import DrawnEvidence
 from parity.commands.launch.setups import setup_findings
+from parity.commands.launch.twins import twin_findings
 from parity.commands.run import merge
 from parity.commands.watch import of_last, unread_findings
 from parity.contract_checks import Part, Rules, check_arms_of_parts, part_of
@@ -53,10 +54,15 @@ def judge_launch(launch: LaunchFile, runs: Sequence[Launched], experiment: str) 
         *_contract(launch, both, counts),
         *(() if launch.mixed else _pairs(launch, both, baseline)),
         *(evidence.findings(both) if launch.mixed else ()),
-        *(_drawn_inside(launch) if launch.mixed else _training(both, curves, question, (baseline, experiment))),
+        *(_twins(launch, both, curves, baseline) if launch.design == "twin" else ()),
+        *(
+            _training(both, curves, question, (baseline, experiment))
+            if launch.design == "paired"
+            else _not_between_runs(launch)
+        ),
         *problems,
         *(finding for run in both for finding in _run_findings(launch, run)),
-        *(() if launch.mixed else setup_findings(launch, both)),
+        *(() if launch.mixed else setup_findings(launch, both, _level(launch))),
     ]
     facts = {
         **msgspec.to_builtins(launch.scope),
@@ -108,8 +114,8 @@ def _ending(run: Launched) -> str:
 def _record(launch: LaunchFile, run: Launched, curves: dict[str, RecordedRun], evidence: DrawnEvidence) -> RunRecord:
     """A run as the report shows it, with every restart; a curve of several pieces is not shown as one."""
     name, store = run.plan.name, RunStore(run.plan.directory)
-    design = launch.design if launch.mixed else "recorded"
-    lines: Sequence[Any] = record_of(curves[name], "", 0, {}).metrics if name in curves else ()
+    design = "recorded" if launch.design == "paired" else launch.design
+    lines = _lines(curves.get(name))
     outcome = {"status": run.status, "message": run.message}
     events = store.events() if run.attempt else []
     return RunRecord(name, run.plan.arm, run.plan.seed, design, lines, outcome, events, evidence.by_arm.get(name, {}))
@@ -185,8 +191,28 @@ def _parts(launch: LaunchFile, run: Launched) -> dict[str, list[Part]]:
     return parts
 
 
-def _drawn_inside(launch: LaunchFile) -> Iterator[Finding]:
-    message = Message("both arms are inside each run ({design}), so no curves are compared", design=launch.design)
+def _twins(
+    launch: LaunchFile, runs: Sequence[Launched], curves: dict[str, RecordedRun], baseline: str
+) -> Iterator[Finding]:
+    """L2 of each seed whose arms have both been started."""
+    for seed in launch.seeds:
+        first, second = sorted((run for run in runs if run.plan.seed == seed), key=lambda run: run.plan.arm != baseline)
+        if first.attempt and second.attempt:
+            lines = tuple(_lines(curves.get(run.plan.name)) for run in (first, second))
+            yield from twin_findings(launch, (first, second), lines)
+
+
+def _lines(run: RecordedRun | None) -> Sequence[Any]:
+    return record_of(run, "", 0, {}).metrics if run else ()
+
+
+def _not_between_runs(launch: LaunchFile) -> Iterator[Finding]:
+    if launch.mixed:
+        message = Message("both arms are inside each run ({design}), so no curves are compared", design=launch.design)
+    else:
+        message = Message(
+            "the arms of a twin sample with the same seeds, so that their curves are no runs of their own"
+        )
     yield Finding("curves", Level.TRAINING, Status.NOT_COMPARED, message)
 
 
@@ -202,22 +228,26 @@ def _training(
     return [Finding("curves", Level.TRAINING, Status.NOT_COMPARED, message)]
 
 
+def _level(launch: LaunchFile) -> Level:
+    """The rung that a launch's runs as such speak of."""
+    return {"paired": Level.TRAINING, "twin": Level.REPLAY}.get(launch.design, Level.SAMPLING)
+
+
 def _run_findings(launch: LaunchFile, run: Launched) -> Iterator[Finding]:
     """What happened to a run that its curve does not say."""
-    where = Where(run.plan.name, run.step)
+    where, level = Where(run.plan.name, run.step), _level(launch)
     if _is_spliced(launch, run) and not launch.mixed:
         message = Message(
             "went on from a checkpoint {restarts}: its curve is of several pieces and is left out",
             restarts=quantity(run.attempt - 1, "times"),
         )
-        yield Finding("whole_curve", Level.TRAINING, Status.FAIL, message, where, 1, run.attempt, Severity.WARNING)
+        yield Finding("whole_curve", level, Status.FAIL, message, where, 1, run.attempt, Severity.WARNING)
     for event in RunStore(run.plan.directory).events() if run.attempt else ():
         if event["event"] == ALARM:
             message, kind = Message("alarm: {alarm}", alarm=str(event["message"])), str(event.get("kind"))
-            yield Finding("alarm", Level.TRAINING, Status.FAIL, message, where, None, kind, Severity.WARNING)
+            yield Finding("alarm", level, Status.FAIL, message, where, None, kind, Severity.WARNING)
     if run.status == "completed":
         return
-    level = Level.SAMPLING if launch.mixed else Level.TRAINING
     # Evidence from inside a run holds at every look, so that a run which goes on leaves nothing open.
     status = Status.NOT_COMPARED if launch.mixed else Status.INCONCLUSIVE
     if run.status in ENDED:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from parity.errors import InputError
@@ -17,14 +18,15 @@ _OF_ITS_OWN = ("PWD", "OLDPWD", "SHLVL", "_")
 _SHOWN = 8
 
 
-def setup_findings(launch: LaunchFile, runs: Sequence[Launched]) -> Iterator[Finding]:
+def setup_findings(launch: LaunchFile, runs: Sequence[Launched], level: Level) -> Iterator[Finding]:
     """Two findings: how the arms differ by the launch file, and whether anything else differed at any start."""
-    yield _stated(launch)
+    finding = partial(_warning, level)
+    yield _stated(launch, level)
     setups, problems = _setups(runs)
     if len(setups) < 2:
         reason = listed(problems) if problems else Message("fewer than two runs have started")
         message = Message("what the runs were started with is not compared: {reason}", reason=reason)
-        yield _finding("same_setup", Status.NOT_COMPARED, message)
+        yield finding("same_setup", Status.NOT_COMPARED, message)
         return
     stated = {*launch.environment, *(name for arm in launch.arms.values() for name in arm.environment)}
     differing = list(_differences(setups, stated))
@@ -36,24 +38,24 @@ def setup_findings(launch: LaunchFile, runs: Sequence[Launched]) -> Iterator[Fin
             count=quantity(len(differing), "differences"),
             shown=shown,
         )
-        yield _finding("same_setup", Status.FAIL, message, differences=differing)
+        yield finding("same_setup", Status.FAIL, message, differences=differing)
     else:
         message = Message(
             "{starts} with the same {packages}, code and variables, but for those stated",
             starts=quantity(len(setups), "starts"),
             packages=quantity(len(facts["packages"]), "packages"),
         )
-        yield _finding("same_setup", Status.PASS, message, code=facts["code"], python=facts["python"])
+        yield finding("same_setup", Status.PASS, message, code=facts["code"], python=facts["python"])
     if problems:
         message = Message("not compared: {problems}", problems=listed(problems))
-        yield _finding("same_setup", Status.NOT_COMPARED, message)
+        yield finding("same_setup", Status.NOT_COMPARED, message)
 
 
-def _finding(check: str, status: Status, message: Message, **evidence: Any) -> Finding:
-    return Finding(check, Level.TRAINING, status, message, severity=Severity.WARNING, evidence=evidence)
+def _warning(level: Level, check: str, status: Status, message: Message, **evidence: Any) -> Finding:
+    return Finding(check, level, status, message, severity=Severity.WARNING, evidence=evidence)
 
 
-def _stated(launch: LaunchFile) -> Finding:
+def _stated(launch: LaunchFile, level: Level) -> Finding:
     """How each arm differs from the baseline as the launch file has it."""
     baseline, *_ = launch.arms
     parts = []
@@ -66,7 +68,7 @@ def _stated(launch: LaunchFile) -> Finding:
     message = Message(
         "by the launch file the arms differ from {baseline} in {parts}", baseline=baseline, parts=listed(parts, "; ")
     )
-    return _finding("stated_differences", Status.PASS, message)
+    return _warning(level, "stated_differences", Status.PASS, message)
 
 
 def _words(arm: ArmFile, baseline: ArmFile) -> list[str]:
