@@ -26,6 +26,7 @@ from parity.records.margins import SAMPLING_MEANS
 from parity.stats import (
     Evidence,
     Floats,
+    InsideMargin,
     Mean,
     Trajectory,
     compare_runs,
@@ -174,6 +175,23 @@ def fixed(groups: int) -> Scenario:
     return scenario
 
 
+def fixed_mean(metric: str, groups: int) -> Scenario:
+    """One metric whose means differ by the margin, in a design of set size: rare events, or rewards mostly constant."""
+
+    def scenario(rng: np.random.Generator) -> Outcome:
+        margin = SAMPLING_MEANS[metric]
+        found = Mean(margin, inside=InsideMargin(horizon=groups))
+        if metric == "truncated":
+            experiment = rng.binomial(N, margin, groups) / N
+        else:
+            varied = rng.random(groups) < 0.1
+            experiment = np.where(varied, rng.normal(10 * margin, 0.25, groups).clip(-1, 1), 0.0)
+        found = found.update(np.zeros(groups), experiment)
+        return {"verdict": "PARITY" if found.is_parity else "INCONCLUSIVE"}
+
+    return scenario
+
+
 def mixed(policy: str, steps: int, shift: float, margin: float, speed: float = 1.0, count: int = 256) -> Scenario:
     """A probe or a switchback of 64 groups a step over so many prompts, recorded as groups finish."""
 
@@ -314,6 +332,11 @@ SCENARIOS: dict[str, Scenario] = {
         for times in (0.0, 0.5, 1.0, 2.0)
     },
     **{f"likelihood at margin, {share:.0%} hard prompts": hard_prompts(share) for share in (0.2, 0.1, 0.05, 0.02)},
+    **{f"fixed, truncated at the margin, {n} groups": fixed_mean("truncated", n) for n in (16, 64, 256, 1024)},
+    **{
+        f"fixed, reward of 90 % constant groups at the margin, {n} groups": fixed_mean("reward", n)
+        for n in (64, 256, 1024)
+    },
     "sample, null": sample(4096),
     "sample, slots sorted in both arms": sample(2048, **{"sorted in both": 1}),
     "sample, slots sorted in one arm": sample(2048, sorted=1),
