@@ -13,7 +13,7 @@ import aiohttp
 import orjson
 
 from parity.engines.client import IS_ROUTER, EngineClient
-from parity.engines.vllm import OWNER
+from parity.engines.vllm import OWNER, VllmClient
 from parity.errors import EngineError
 from parity.findings import Message
 from parity.records.exchanges import Exchange
@@ -161,7 +161,7 @@ async def about(client: EngineClient, session: aiohttp.ClientSession) -> About:
 
     # the name of a setting that SGLang alone has
     real = "disable_radix_cache" in info and isinstance(info.get("version"), str)
-    if client.dialect.name == "vllm":
+    if isinstance(client, VllmClient):
         model = await client.model_info()
         return About(
             context_length=model["context_length"],
@@ -170,6 +170,7 @@ async def about(client: EngineClient, session: aiohttp.ClientSession) -> About:
             seed_per_slot=True,
             vllm="0.32.0" if model["owned_by"] == OWNER else str(info["version"]),
             settings=info,
+            router=bool(await client.workers()),
         )
     return About(
         # SGLang's own setting is null where the checkpoint decides

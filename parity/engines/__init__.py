@@ -82,6 +82,10 @@ def check_fleet(spec: str, workers: int, router: str | None) -> str | None:
     """
     if "://" in spec and (workers != 1 or router is not None):
         raise UsageError(f"workers and a router are for engines started here; {spec} is a deployment as it is")
+    if spec == "vllm" and (workers != 1 or router is not None):
+        raise UsageError(
+            "parity starts no router in front of vLLM: start vllm-router, and give its URL to sample, bench or check"
+        )
     return check_router(workers, router)
 
 

@@ -11,6 +11,7 @@ import json
 import secrets
 import tempfile
 import uuid
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from typing import Any
 from parity.engines import installed
 from parity.engines.checkpoints import HEAD_FILE, ties_head, with_head
 from parity.engines.client import EngineClient, decode
-from parity.errors import EngineError
+from parity.errors import EngineError, UsageError
 from rollout_patch import Capabilities
 from rollout_patch.dialects import VLLM
 
@@ -77,6 +78,28 @@ class VllmClient(EngineClient):
 
     dialect = VLLM
     _arrived: tuple[str, Scores] | None = None
+    _behind: tuple[str, ...] | None = None
+
+    async def workers(self) -> tuple[str, ...]:
+        """The URLs of the workers where a vllm-router answers; none where an engine does.
+
+        Raises:
+            EngineUnavailable: No answer.
+        """
+        if self._behind is None:
+            status, body = await self._again("GET", "/list_workers", None, object)
+            answer = decode(body)
+            urls = answer.get("urls") if status == 200 and isinstance(answer, dict) else None
+            self._behind = tuple(map(str, urls)) if isinstance(urls, list) else ()
+        return self._behind
+
+    async def _control(self, endpoint: str, payload: Mapping[str, Any] | None = None, wanted: type = object) -> Any:
+        if workers := await self.workers():
+            raise UsageError(
+                f"{self._place(endpoint)}: vllm-router hands a control call to one of its workers and answers 200: "
+                f"give the URL of a worker instead, of {', '.join(workers)}"
+            )
+        return await super()._control(endpoint, payload, wanted)
 
     async def update_weights(self, path: Path, version: str) -> None:
         """Loads a checkpoint of the same shape from a directory that the engine can read, and labels it `version`.

@@ -2,17 +2,23 @@
 
 import asyncio
 
+import aiohttp
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from served import serve_here
 
+from parity.engines import open_engine
 from parity.engines.client import EngineClient
 from parity.engines.detection import detect_determinism
 from parity.engines.embedded.faults import FAULTS
 from parity.engines.remote import recognised, remote_engine
 from parity.engines.vllm import VllmClient
-from parity.errors import EngineError
+from parity.errors import EngineError, UsageError
 from parity.trainer.policy import build_policy, save_policy
 from rollout_patch import VLLM
+
+JSON = {"Content-Type": "application/json"}
 
 
 @pytest.fixture(scope="module")
@@ -90,3 +96,35 @@ async def test_what_it_promises_is_seen_by_asking(served):
     }
     assert (seen.capabilities.seed_per_slot, seen.capabilities.most_samples) == (True, 64)
     assert seen.contradictions == ()
+
+
+async def test_a_router_is_asked_for_samples_and_given_no_control(served):
+    """It hands a control call to one worker of several, and answers 200."""
+
+    async def pass_on(request):
+        if request.path == "/list_workers":
+            return web.json_response({"urls": ["http://10.0.0.1:8000", "http://10.0.0.2:8000"]})
+        async with (
+            aiohttp.ClientSession() as session,
+            session.request(
+                request.method, served[0] + request.path, data=await request.read(), headers=JSON
+            ) as answer,
+        ):
+            return web.json_response(await answer.json(), status=answer.status)
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", pass_on)
+    async with TestServer(app) as server, client(str(server.make_url("")).rstrip("/")) as router:
+        seen = await detect_determinism(router.generate, await router.capabilities(), VLLM)
+        assert seen.capabilities.seed_per_slot
+        for call in (router.flush_cache(), router.abort_all(), router.pause(), router.continue_()):
+            with pytest.raises(UsageError, match=r"one of its workers.*10\.0\.0\.2"):
+                await call
+    async with client(served[0]) as engine:
+        assert await engine.workers() == ()
+
+
+@pytest.mark.parametrize("more", [{"workers": 2}, {"router": "round_robin"}])
+def test_no_router_is_started_in_front_of_it(policies, tmp_path, more):
+    with pytest.raises(UsageError, match="vllm-router"):
+        open_engine("vllm", policies[0], tmp_path, **more)
