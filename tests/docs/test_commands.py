@@ -210,7 +210,7 @@ ELSEWHERE = {
         "parity launch experiment.toml --out parity-out/mine",
         "parity launch experiment.toml --out parity-out/mine --status",
     ),
-    ("prints a file", "tests/launch/test_command.py::test_a_template_is_a_launch_file"): (
+    ("prints a file", "tests/launch/test_templates.py::test_a_template_is_a_launch_file"): (
         "parity launch --init slime > experiment.toml",
     ),
     ("needs a launch file", "tests/launch/test_command.py::test_a_dry_run_prints_every_command_and_starts_nothing"): (
