@@ -44,7 +44,7 @@ class SamplingResult:
 def print_sampling(result: SamplingResult, report: Report, console: Console) -> None:
     """Prints the metrics, what else was tested, what the contract says, and the verdict with its scope."""
     table = Table(
-        Column("metric", width=12),
+        Column("metric", width=10),
         *(Column(name, min_width=len(name)) for name in ("baseline", "experiment", "difference")),
         Column("equal within", width=8),
         *("margin", Column("finding", no_wrap=True)),
