@@ -181,6 +181,7 @@ ELSEWHERE = {
     ("needs the real engine", "tests/engines/sglang/test_run.py::test_paired_training_on_the_real_engine"): (
         f"{NATIVE} --engine sglang --steps 30",
         "parity sample --engine sglang --fixed 256",
+        "parity sample --baseline-engine embedded --experiment-engine sglang --fixed 64",
         "parity sample --engine sglang --workers 2 --router round_robin",
     ),
     (

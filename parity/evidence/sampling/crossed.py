@@ -26,9 +26,6 @@ CHECK = "sampling_mismatch"
 WIDER = float(stats.norm.ppf(0.995) / stats.norm.ppf(0.975))
 """Half-width of a 99 % interval over that of a 95 % one."""
 
-_ROUNDING = 1e-9
-"""Nats a token below which KL is rounding of sums."""
-
 _finding = partial(metric_finding, Level.SAMPLING, CHECK)
 
 
@@ -192,5 +189,4 @@ def _of_responses(rescored: Rescored) -> tuple[Floats, Floats]:
 def _upper(values: Floats) -> float:
     """The upper limit of the mean of a nonnegative quantity over groups (G,), at an eighth of 5 %, by normal theory."""
     error = float(values.std(ddof=1)) / np.sqrt(len(values))
-    limit = float(values.mean()) + float(stats.t.ppf(1 - ALPHA / 8, len(values) - 1)) * error
-    return max(limit, 0.0) if limit > _ROUNDING else 0.0
+    return max(float(values.mean()) + float(stats.t.ppf(1 - ALPHA / 8, len(values) - 1)) * error, 0.0)

@@ -94,6 +94,11 @@ def test_equal_engines_let_no_reward_differ() -> None:
     assert (found.evidence["largest"], found.evidence["total_variation"]) == (0.0, 0.0)
 
 
+def test_the_smallest_difference_has_a_bound_above_it() -> None:
+    found = both(1e-6)[2].evidence
+    assert 0 < found["total_variation"] < found["largest"] < 1e-5
+
+
 def test_a_gap_from_a_place_on_is_told_apart_by_position_and_a_rare_token_by_probability() -> None:
     rng = np.random.default_rng(1)
     own = [np.where(rng.random(80) < 0.5, -0.05, -3.0) for _ in range(16)]
