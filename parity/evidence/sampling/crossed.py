@@ -189,4 +189,4 @@ def _of_responses(rescored: Rescored) -> tuple[Floats, Floats]:
 def _upper(values: Floats) -> float:
     """The upper limit of the mean of a nonnegative quantity over groups (G,), at an eighth of 5 %, by normal theory."""
     error = float(values.std(ddof=1)) / np.sqrt(len(values))
-    return max(float(values.mean()) + float(stats.t.ppf(1 - ALPHA / 8, len(values) - 1)) * error, 0.0)
+    return max(float(values.mean() + stats.t.ppf(1 - ALPHA / 8, len(values) - 1) * error), 0.0)
