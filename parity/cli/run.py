@@ -25,7 +25,7 @@ from parity.cli.shared import (
 )
 from parity.errors import UsageError
 from parity.records.experiment import DESIGNS, ExperimentConfig
-from parity.records.margins import RUN, margin_option_help, parse_margins
+from parity.records.margins import PROBE_SHARE, RUN, margin_option_help, parse_margins
 from parity.records.training_config import TrainingConfig
 from parity.report.trackers import Targets
 from parity.trainer.tasks import TASKS
@@ -83,7 +83,11 @@ Examples:
 )
 @click.option("--twin-steps", type=int, default=20, show_default=True, help="Training steps of each twin run.")
 @click.option(
-    "--probe-share", type=float, default=1.0, show_default=True, help="Share of a probe's prompts asked in both arms."
+    "--probe-share",
+    type=float,
+    default=PROBE_SHARE,
+    show_default=True,
+    help="Share of a probe's prompts asked in both arms.",
 )
 @click.option("--lr", type=float, default=TRAINING.learning_rate, show_default=True, help="Learning rate.")
 @click.option("--groups", type=int, default=TRAINING.groups_per_step, show_default=True, help="Prompt groups a step.")

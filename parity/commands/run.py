@@ -316,12 +316,13 @@ def _contract_findings(pairs: Sequence[_ReadPair], config: ExperimentConfig) -> 
         for run in (run for run in read.runs if run.parts):
             name, steps = run.store.name, len(run.parts)
             of_run = [
-                *check_parts(run.parts, _exchanges(run.store, steps), run.rules, chunk),
+                *check_parts(run.parts, _exchanges(run.store, range(steps)), run.rules, chunk),
                 *check_measured(run.measured, run.metrics),
             ]
             findings += [finding.in_run(name) for finding in of_run]
-            if steps := run.store.compared.written_steps():
-                compared = check_parts(run.compared, _exchanges(run.store.compared, steps), run.rules, chunk)
+            probed = [step for step in range(run.steps) if run.store.compared.rollout_path(step).exists()]
+            if probed:  # a step may have no prompt that is asked in both arms
+                compared = check_parts(run.compared, _exchanges(run.store.compared, probed), run.rules, chunk)
                 findings += [finding.in_run(f"{name}/compared") for finding in compared]
         findings += [
             finding.in_run(read.runs[-1].store.name)
@@ -359,7 +360,9 @@ def _arms_findings(read: _ReadPair, apart: Collection[str]) -> list[Finding]:
         return check_arms_of_parts(first, second, apart)
     steps = min(len(run.parts) for run in read.runs)
     baseline, experiment = read.runs
-    requests = check_requests(_exchanges(baseline.store, steps), _exchanges(experiment.store, steps), apart)
+    requests = check_requests(
+        _exchanges(baseline.store, range(steps)), _exchanges(experiment.store, range(steps)), apart
+    )
     return check_arms_of_parts(baseline.parts[:steps], experiment.parts[:steps], apart) + requests
 
 
@@ -377,8 +380,8 @@ def _without_loads(run: RunCurves) -> RunCurves:
     return {name: curve for name, curve in run.items() if not name.startswith("perf/engine_")}
 
 
-def _exchanges(store: RunStore, steps: int) -> Iterator[Exchange]:
-    return (exchange for step in range(steps) for exchange in store.exchanges(step))
+def _exchanges(store: RunStore, steps: Iterable[int]) -> Iterator[Exchange]:
+    return (exchange for step in steps for exchange in store.exchanges(step))
 
 
 def merge(findings: Iterable[Finding]) -> list[Finding]:

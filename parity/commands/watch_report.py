@@ -34,11 +34,11 @@ def reports_of(directory: Path, seen: Watch, command: str) -> list[tuple[Report,
         InputError: A file cannot be read.
     """
     checked = check_sources([str(directory)])
-    held, requests = _read(directory)
+    held, sent = _read(directory)
     if not seen.findings:
-        return [_report(directory, seen, [], command, checked, held, requests)]
+        return [_report(directory, seen, [], command, checked, held, sent)]
     return [
-        _report(directory, seen.against(arm), of_arm, command, checked, held, requests)
+        _report(directory, seen.against(arm), of_arm, command, checked, held, sent)
         for arm, of_arm in seen.findings.items()
     ]
 
@@ -50,7 +50,7 @@ def _report(
     command: str,
     checked: CheckResult,
     held: Held,
-    requests: dict[int, list[Exchange]],
+    sent: dict[int, list[Exchange]],
 ) -> tuple[Report, PageEvidence]:
     name = directory.absolute().name
     findings = [_in_run(of_last(seen.step, finding), name) for finding in checked.findings] + unread_findings(checked)
@@ -85,7 +85,7 @@ def _report(
         (name,),
         max(held, default=-1) + 1,
         lambda side, step: sides[side].get(step, ()) if side < len(sides) else (),
-        lambda side, step: () if side else requests.get(step, ()),
+        lambda side, step: () if side else sent.get(step, ()),
         sides=len(sides),
     )
     return report, PageEvidence(str(directory), {}, (pair,), html.pack(report, (pair,)), ())
@@ -94,7 +94,7 @@ def _report(
 def _read(directory: Path) -> tuple[Held, dict[int, list[Exchange]]]:
     """The samples and requests of each step, without a last line that is still being written."""
     held: Held = {}
-    requests: dict[int, list[Exchange]] = {}
+    sent: dict[int, list[Exchange]] = {}
     for folder in folders_of(directory):
         if (path := folder / SAMPLES).exists():
             steps: dict[int, list[int]] = {}
@@ -107,8 +107,8 @@ def _read(directory: Path) -> tuple[Held, dict[int, list[Exchange]]]:
         if (path := folder / EXCHANGES).exists():
             for place, row in read_appended(path, 0)[0]:
                 exchange = Exchange.from_json({**row, "response": None}, place)
-                requests.setdefault(row["rollout_id"], []).append(exchange)
-    return held, requests
+                sent.setdefault(row["rollout_id"], []).append(exchange)
+    return held, sent
 
 
 def _of_arm(held: Held, arm: str) -> Held:

@@ -108,3 +108,18 @@ def test_no_arm_of_a_mixed_run_has_a_time_or_a_speed_of_its_own(experiment: Path
     for curves in of_arms:
         assert "rollout/raw_reward" in curves
         assert not [metric for metric in curves if metric.startswith("perf/")]
+
+
+def test_steps_without_a_probed_prompt_leave_the_others_whole(
+    parity_here: Here, at_engine: tuple[str, ...], tmp_path: Path
+) -> None:
+    sizes = ("--seeds", 1, "--steps", 6, "--groups", 2, "--group-size", SIZE)
+    run = parity_here(
+        "run", "--baseline", "--design", "probe", "--probe-share", 0.2, *sizes, *at_engine, "--out", tmp_path
+    )
+    assert run.returncode == 3, run
+    compared = RunStore(tmp_path / "runs" / "probe-seed1").compared
+    there = [compared.rollout_path(step).exists() for step in range(6)]
+    assert there != sorted(there, reverse=True), "no step without one lies before another"
+    (report,) = assess(tmp_path)
+    assert not [one for one in report.findings if one.fails]
