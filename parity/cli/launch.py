@@ -57,7 +57,7 @@ def launch(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Runs your own trainer, every arm and seed, and judges the runs.
+    """Runs your own trainer, every arm and seed, and judges it.
 
     FILE names the arms, the seeds, the command, where its curves and dumps will be, the margins, and when a run is
     started again. Jobs run on this machine or on a Ray cluster. Ctrl-C leaves them running; the same command goes on

@@ -83,7 +83,7 @@ def serve(
     fault: str | None,
     max_running: int,
 ) -> None:
-    """Runs the embedded engine alone, which answers as SGLang and as vLLM do."""
+    """Runs the embedded engine alone, as SGLang and as vLLM."""
     if chaos is not None and (fault is not None or dialect is not None or max_running != 512):
         raise UsageError("--chaos disturbs an engine as it is: leave out --dialect, --fault and --max-running")
     from parity.engines.chaos import Chaos, ChaosProxy, serve_chaos
