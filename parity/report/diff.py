@@ -65,6 +65,9 @@ def read_report(path: Path) -> dict[str, Any]:
     report = read_json(found)
     if report.get("schema_version") != SCHEMA_VERSION:
         raise InputError(f"{found}: schema_version is {report.get('schema_version')!r}, where {SCHEMA_VERSION} is read")
+    if isinstance(several := report.get("comparisons"), list):
+        arms = [str(one.get("experiment")) for one in several if isinstance(one, dict)]
+        raise InputError(f"{found} is of several arms: name the folder of one of them beside it, {', '.join(arms)}")
     for name, kind in _PARTS.items():
         if not isinstance(report.get(name), kind):
             raise InputError(f"{found}: {name} is {type(report.get(name)).__name__}, not {kind.__name__}")

@@ -100,6 +100,7 @@ def test_a_report_is_found_by_its_file_its_directory_or_its_experiment(report, t
         ({"verdict": None}, "verdict is NoneType, not str"),
         ({"table": [{"name": "loss", "baseline": [1, 2]}]}, "table: the values of row 'loss' are no objects"),
         ({"provenance": ["commit"]}, "provenance is list, not dict"),
+        ({"comparisons": [{"experiment": "fp8"}, {"experiment": "int8"}]}, "several arms: .*, fp8, int8"),
     ],
 )
 def test_what_is_no_report_is_named(change: dict[str, Any], said: str, report, tmp_path: Path):
