@@ -59,8 +59,8 @@ def draw(rng: np.random.Generator, groups: int, **changed: float) -> tuple[dict[
         shift = changes.get("reward", 0) * chances * (1 - chances) / 0.0796
         u, z, y = rng.random((groups, N)), rng.standard_normal((groups, N)), rng.standard_normal((groups, N))
         copied = rng.random(groups) < changes.get("copies", 0)
-        for values in (u, z, y):
-            values[copied, N // 2 :] = values[copied, : N // 2]
+        for drawn in (u, z, y):
+            drawn[copied, N // 2 :] = drawn[copied, : N // 2]
         if "balanced" in changes:
             u[:, N // 2 :], z[:, N // 2 :] = 1 - u[:, : N // 2], -z[:, : N // 2]
         rewards = (u < np.clip(chances + shift, 0, 1)[:, None]).astype(np.float64)
@@ -267,7 +267,8 @@ def whole_runs(kind: str, count: int, difference: float) -> Scenario:
             spread = 0.2 if kind == "unequal spread" and arm == "e" else 0.05
             levels = 0.5 + shift + rng.normal(0, spread, count)
             arms.append([curve(rng, f"{arm}{k}", float(level), k) for k, level in enumerate(levels)])
-        (found,) = training_findings(*([{REWARD: one} for one in arm] for arm in arms), {REWARD: 0.1})
+        baseline, experiment = ([{REWARD: run} for run in arm] for arm in arms)
+        (found,) = training_findings(baseline, experiment, {REWARD: 0.1})
         late = [np.array([one.values[len(one.values) // 2 :].mean() for one in arm]) for arm in arms]
         truth = difference * (0.7 if kind == "collapses" else 1.0)
         low, high = found.evidence.get("ci95") or (np.nan, np.nan)
@@ -392,13 +393,13 @@ def summary(outcomes: list[dict[str, float | str]]) -> str:
     count = len(outcomes)
     parts = []
     shares = {
-        name: np.mean([outcome["verdict"] == name for outcome in outcomes])
+        name: float(np.mean([outcome["verdict"] == name for outcome in outcomes]))
         for name in ("PARITY", "DIFFERENT", "INCONCLUSIVE")
         if any(outcome.get("verdict") == name for outcome in outcomes)
     }
     for name in ("covered", "rliable covered", "p below 0.05", "collapsed"):
         if name in outcomes[0]:
-            shares[name] = np.mean([float(outcome[name]) for outcome in outcomes])
+            shares[name] = float(np.mean([float(outcome[name]) for outcome in outcomes]))
     for name, share in shares.items():
         parts.append(f"{name} {share:.3f} ({np.sqrt(max(share * (1 - share), 1 / (4 * count)) / count):.3f})")
     ended = [
