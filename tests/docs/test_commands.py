@@ -31,6 +31,7 @@ RUN = {
     f"{CHECK} before/ after/ --html side-by-side.html": 0,
     f"{CHECK} /path/to/record --group-size 8": 0,
     f"{CHECK} /path/to/dumps --group-size 8": 0,
+    f"{CHECK} /shared/recording --group-size 8": 0,
     f"{CHECK} /path/to/dump-details --group-size 8": 0,
     f"{CHECK} /path/to/results/train --group-size 8": 0,
     f"{CHECK} DIR": 0,
@@ -77,6 +78,7 @@ RUN = {
     "parity report --diff A B": 0,
     "parity report --diff parity-out/yesterday parity-out/today": 0,
     "parity plan --margin reward=0.02": 0,
+    "parity plan --margin reward=0.02 --sigma reward=0.185": 0,
     "parity plan --margin reward=0.02 --sigma reward=0.185 --sigma-run reward=0.035": 0,
     "parity plan --margin reward=0.02 --history parity-out/mine": 0,
     "parity plan --margin reward=0.04 --reward-range -1 1": 0,
@@ -104,6 +106,7 @@ ELSEWHERE = {
     ),
     (TRAINING, "tests/runner/test_run.py::test_free_pairs_and_a_replay_of_them"): (
         NATIVE,
+        f"{NATIVE} --out mine",
         "parity run --baseline batched --experiment native --seeds 5 --steps 60",
         "parity run --experiment <arm>",
     ),
@@ -236,9 +239,17 @@ ELSEWHERE = {
     ),
     ("starts engines for minutes", "tests/engines/embedded/test_faults.py::"): ("python benchmarks/engine_faults.py",),
     ("simulates for minutes", "tests/evidence/sampling/test_segments.py::"): ("python benchmarks/segments.py",),
+    ("simulates for minutes", "tests/evidence/test_planning.py::"): (
+        "python benchmarks/plan_against_observed.py --repetitions 24 --write",
+    ),
+    ("are tests", ".ci/run"): ("pytest tests/hosts/test_trl.py", "pytest tests/hosts/test_trl_vllm.py"),
+    ("trains for minutes", "tests/hosts/test_trl.py::test_what_the_page_shows_trains"): (
+        "python docs/examples/trl/groups.py --output_dir out --arm native --steps 100",
+    ),
+    ("trains for minutes", "tests/launch/test_trl.py::"): ("parity launch docs/examples/trl/groups.toml",),
     ("draws more points", "tests/runner/test_crashes.py::"): ("make crashes",),
     ("simulates for minutes", "tests/evidence/sampling/test_margin.py::"): (
-        "python benchmarks/error_rates.py --repetitions 200 --seconds 120 --write",
+        "python benchmarks/error_rates.py --repetitions 60 --seconds 100000 --write",
     ),
     ("is refused where an option is a file", "tests/cli/test_ending.py::"): ("parity check *",),
     ("takes a minute", "tests/commands/test_selftest.py::test_the_command_prints_a_line_for_each_and_exits_0"): (
@@ -340,6 +351,7 @@ ELSEWHERE = {
         "tests/report/test_words.py::test_what_reports_read_is_what_translators_write",
     ): ("make messages",),
     ("installs", "Makefile"): (
+        "make audit",
         "make docs",
         "make quick",
         "make run",

@@ -89,7 +89,7 @@ def write_files(directory: Path) -> None:
         save_torch(directory / folder / "0.pt", rollout_dump(native, SIZE))
     shutil.copy(directory / "rollout_data" / "0.pt", directory / "dumps" / "0.pt")
     write_recording(directory / "recordings", switchback())
-    for folder in ("path/to/record", "before", "after"):
+    for folder in ("path/to/record", "shared/recording", "before", "after"):
         write_recording(directory / folder, switchback())
     write_recording(directory / "path" / "to" / "results" / "train", native)
     write_recording(directory / "relax-results" / "train", native)
