@@ -231,6 +231,10 @@ ELSEWHERE = {
     ("does not end", "tests/engines/embedded/test_faults.py::"): ("parity serve --fault int8-weights",),
     ("does not end", "tests/engines/test_vllm.py::"): ("parity serve --dialect vllm",),
     ("needs a deployment", "tests/conformance/test_vllm.py::"): ("parity check http://127.0.0.1:8000",),
+    ("needs a deployment", "tests/commands/bench/test_vllm.py::"): (
+        "parity bench http://127.0.0.1:8000 --control --mode per-sample --mode native --groups 8 --prompt-tokens 16 "
+        "--new-tokens 32 --repeats 2",
+    ),
     ("takes no --max-groups", "tests/commands/sample/test_dumped.py::"): (
         "parity sample --from before/ --from after/",
     ),
