@@ -1,15 +1,18 @@
-"""Faults of one of two engines at the same weights, and of segments of prompts, as operations on their scenes."""
+"""Faults of one of two engines at the same weights, of segments of prompts, and of answers in vLLM's dialect."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from copy import deepcopy
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from parity.faults.edits import Plant
-from parity.faults.scenes import RESPONSE, Draws, Engines
+from parity.faults.scenes import RESPONSE, Draws, Engines, Scene
+from parity.records.exchanges import Exchange
 from parity.records.samples import Rollout
 
 Chosen = npt.NDArray[np.bool_]
@@ -82,6 +85,21 @@ def _every_second(draws: Draws) -> Chosen:
     return np.asarray(np.arange(len(draws.prompts)) % 2 == 1)
 
 
+def _answer(change: Callable[[dict[str, Any]], object]) -> Plant:
+    """Changes the first group's answer, as vLLM gives it."""
+
+    def plant(scene: Scene) -> None:
+        row = deepcopy(scene.exchanges[0].to_json())
+        change(row["response"])
+        scene.exchanges[0] = Exchange.from_json(row, "a fault")
+
+    return plant
+
+
+def _sentinel(answer: dict[str, Any]) -> None:
+    answer["choices"][0]["logprobs"]["content"][1]["logprob"] = -9999.0
+
+
 PLANTS: Mapping[str, Plant] = {
     "engine-rounded-to-8-bits": _round,
     "engine-hotter": _hotter,
@@ -95,5 +113,10 @@ PLANTS: Mapping[str, Plant] = {
     "long-prompts-lose": _lose_rewards(_long),
     "prompts-with-images-lose": _lose_rewards(_with_images),
     "one-data-set-loses": _lose_rewards(_every_second),
+    "vllm-choice-dropped": _answer(lambda answer: answer["choices"].pop(1)),
+    "vllm-nan-as-number": _answer(_sentinel),
+    "vllm-usage-of-one-choice": _answer(
+        lambda answer: answer["usage"].update(completion_tokens=len(answer["choices"][0]["token_ids"]))
+    ),
 }
 """By name; `engine-rounds-otherwise` is a control."""

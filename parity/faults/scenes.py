@@ -130,6 +130,38 @@ def build_scene(rng: np.random.Generator, groups: int, *, steps: int = 1, media:
     return Scene(samples, clean_exchanges(samples), baseline, clean_exchanges(baseline), records, deepcopy(records))
 
 
+def build_vllm(rng: np.random.Generator, groups: int) -> Scene:
+    """A native rollout, whose exchanges are in vLLM's dialect."""
+    scene = build_scene(rng, groups)
+    scene.exchanges = list(map(_by_vllm, scene.exchanges))
+    return scene
+
+
+def _by_vllm(exchange: Exchange) -> Exchange:
+    """A native exchange of SGLang as vLLM is asked for it, and answers."""
+    request, params = exchange.request, exchange.request["sampling_params"]
+    choices = []
+    for index, body in enumerate(exchange.response):
+        meta = body["meta_info"]
+        reason, matched = meta["finish_reason"]["type"], meta["finish_reason"].get("matched")
+        content = [{"token_id": token, "logprob": value} for value, token, _ in meta["output_token_logprobs"]]
+        versions = {"weight_versions": meta["weight_versions"]} if "weight_versions" in meta else {}
+        ending = {"finish_reason": reason, "stop_reason": matched}
+        choices.append(
+            {"index": index, **ending, "token_ids": body["output_ids"], "logprobs": {"content": content}, **versions}
+        )
+    tokens = len(request["input_ids"]), sum(len(choice["token_ids"]) for choice in choices)
+    usage = {"prompt_tokens": tokens[0], "completion_tokens": tokens[1], "total_tokens": sum(tokens)}
+    sampling = {"n": params["n"], "max_tokens": params["max_new_tokens"], "temperature": params["temperature"]}
+    row = {
+        **exchange.to_json(),
+        "url": "/inference/v1/generate",
+        "request": {"token_ids": request["input_ids"], "sampling_params": {**sampling, "logprobs": 0}},
+        "response": {"request_id": f"group-{exchange.group_index}", "choices": choices, "usage": usage},
+    }
+    return Exchange.from_json(row, "a clean exchange")
+
+
 def judge_wire(scene: Scene) -> list[Finding]:
     """Every check of recorded exchanges alone."""
     rules = replace(scene.rules, reward=None, advantage=None)
@@ -295,6 +327,7 @@ def judge_runs(runs: Runs) -> list[Finding]:
 
 KINDS: Mapping[str, Kind] = {
     "exchanges": Kind("groups", build_scene, judge_wire),
+    "vllm": Kind("groups", build_vllm, judge_wire),
     "rollout": Kind("groups", partial(build_scene, media=True), judge_rollout),
     "twin": Kind("groups", partial(build_scene, media=True), judge_twin),
     "tracker": Kind("steps", lambda rng, steps: build_scene(rng, 2, steps=steps), judge_tracker),
