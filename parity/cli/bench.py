@@ -135,7 +135,7 @@ def bench(
     if url and "://" not in url:
         raise UsageError(f"{url!r} is no URL: expected http://HOST:PORT")
     config = _config(context, preset, url or engine or "embedded", asked)
-    from parity.commands.question import check_bench, check_live_engines
+    from parity.commands.validation import check_bench, check_live_engines
 
     check_bench(config)
     check_live_engines([config.engine])

@@ -147,7 +147,7 @@ def run(
     if resume and out is None:
         raise UsageError("--resume needs --out: the directory of the experiment to go on with")
     directory = out or new_directory()
-    from parity.commands.question import check_experiment, check_live_engines
+    from parity.commands.validation import check_experiment, check_live_engines
     from parity.records.store import EXPERIMENT_FILE
 
     if not resume and (directory / EXPERIMENT_FILE).exists():

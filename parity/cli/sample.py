@@ -125,7 +125,7 @@ def sample(
     directory = out or new_directory("sample-")
     if recordings:
         _deliver([_of_recordings(context, recordings, asked, directory, resume)], directory, as_json, quiet)
-    from parity.commands.question import check_sampling, check_sampling_inputs
+    from parity.commands.validation import check_sampling, check_sampling_inputs
     from parity.records.store import SAMPLING_FILE
 
     config = _config(context, asked, directory if resume else None)

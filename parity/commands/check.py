@@ -15,8 +15,8 @@ from typing import Any
 import pyarrow as pa
 
 from parity.commands.file_by_file import Mapped, reader
-from parity.commands.question import check_live_engines
 from parity.commands.reward import reward_function
+from parity.commands.validation import check_live_engines
 from parity.contract_checks import (
     CHECKS,
     GAP_CHECKS,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from parity.commands.question import check_experiment
+from parity.commands.validation import check_experiment
 from parity.commands.weights import weights_finding
 from parity.contract_checks import (
     CHECKS,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from parity.commands.question import check_experiment
+from parity.commands.validation import check_experiment
 from parity.engines.designs import check_free_groups, choose_designs
 from parity.engines.detection import Determinism, Fact
 from parity.errors import UsageError

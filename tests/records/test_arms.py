@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from parity.commands.question import check_question
+from parity.commands.validation import check_question
 from parity.errors import InputError, UsageError
 from parity.records.arms import Arm, ArmsAsked, arms_of_engines, differ_beyond_requests, read_arms, set_apart
 from parity.records.experiment import ExperimentConfig, plan_pairs

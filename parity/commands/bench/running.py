@@ -16,7 +16,7 @@ import orjson
 from parity.commands.bench.loads import Source, growth, metrics_source, read_loads
 from parity.commands.bench.measuring import measure
 from parity.commands.bench.prompts import Vocabulary, requests, vocabulary_of
-from parity.commands.question import check_bench
+from parity.commands.validation import check_bench
 from parity.engines import Engine, EngineClient, EngineProcess, Fleet, RemoteEngine, open_engine
 from parity.errors import EngineError, InputError, UsageError
 from parity.records.bench import BenchConfig, BenchResult, Load, Measurement, Mode

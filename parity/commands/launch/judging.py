@@ -13,7 +13,7 @@ import msgspec
 from parity.commands.check import check_paths
 from parity.commands.compare import Question, judge_curves, margins_of, record_of, run_findings
 from parity.commands.launch.alarms import ALARM
-from parity.commands.launch.drawn import DrawnEvidence
+from parity.commands.launch.drawn_groups import DrawnEvidence
 from parity.commands.launch.setups import setup_findings
 from parity.commands.launch.twins import twin_findings
 from parity.commands.run import merge

@@ -17,7 +17,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from parity.commands.question import check_sampling
 from parity.commands.reward import reward_function
 from parity.commands.sample.asking import RESCORED_GROUPS, Asker
 from parity.commands.sample.judging import (
@@ -29,6 +28,7 @@ from parity.commands.sample.judging import (
 )
 from parity.commands.sample.prompts import Prompt, read_prompts
 from parity.commands.sample.store import SamplingStore
+from parity.commands.validation import check_sampling
 from parity.commands.weights import weights_finding
 from parity.contract_checks import Rules
 from parity.engines import Engine, EngineClient

@@ -20,7 +20,7 @@ from parity.commands.bench import run_bench
 from parity.commands.bench.measuring import cpu_seconds, measure, quantiles
 from parity.commands.bench.prompts import Vocabulary, requests, vocabulary_of
 from parity.commands.bench.running import _rounds
-from parity.commands.question import check_bench
+from parity.commands.validation import check_bench
 from parity.engines import EngineClient
 from parity.errors import EngineError, UsageError
 from parity.evidence.cost.benchmark import defects

@@ -11,10 +11,10 @@ import pytest
 from toy_engine import ToyEngine, toy_engine
 
 from parity.commands.check import check_sources
-from parity.commands.question import check_sampling
 from parity.commands.sample.reporting import report_of
 from parity.commands.sample.running import Watcher, sample_arms
 from parity.commands.sample.store import SamplingStore
+from parity.commands.validation import check_sampling
 from parity.errors import EngineError, InputError, UsageError
 from parity.findings import Finding, Level, Status, Verdict
 from parity.records.samples import Rollout

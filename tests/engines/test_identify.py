@@ -14,7 +14,7 @@ import pytest
 from toy_engine import toy_engine
 
 from parity.cli import cli
-from parity.engines.look import check_engine
+from parity.engines.identify import check_engine
 from parity.errors import EngineError
 
 Answers = Mapping[str, tuple[int, str, str]]

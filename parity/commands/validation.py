@@ -133,7 +133,7 @@ def check_live_engines(engines: Iterable[str]) -> None:
         UsageError: One is no URL of a server.
         EngineError: Nothing answers there, or something else than an engine.
     """
-    from parity.engines.look import check_engine
+    from parity.engines.identify import check_engine
     from parity.engines.remote import remote_engine
 
     for url in dict.fromkeys(engine for engine in engines if "://" in engine):
