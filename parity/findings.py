@@ -40,7 +40,10 @@ class Message(str):
             name: value.translated(catalogue) if isinstance(value, Message) else value
             for name, value in self.values.items()
         }
-        return _message(catalogue(self.template).format(**values), self.template, self.values)
+        template = catalogue(self.template)
+        if template == self.template and values == self.values:
+            return self  # with the singular that a quantity of one has
+        return _message(template.format(**values), self.template, self.values)
 
 
 def _shown_value(value: object) -> object:

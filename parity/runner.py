@@ -139,7 +139,8 @@ def run_experiment(
         task = get_task(config.task)
         policy = prepare_policy(task, cache, watcher.note)
         engine_name = engines_words(config)
-        watcher.note(f"engine {engine_name}: starting, logs in {out / 'logs'}")
+        running = all(deployment.is_remote for deployment in config.deployments)
+        watcher.note(f"engine {engine_name}: " + ("already runs" if running else f"starting, logs in {out / 'logs'}"))
         progress = _start_progress(engine_name, watcher)
         engines = open_engines(config, policy, out / "logs", control=config.control, progress=progress)
         try:

@@ -248,9 +248,10 @@ def samples_at(path: Path, group_size: int | None = None) -> Rollout:
     found = find_sources([path], group_size)
     datasets = datasets_of([source for source in found.sources if source.samples])
     if len(datasets) != 1:
-        names = ", ".join(names_of([directory for directory, _ in datasets]))
+        names = ", ".join(str(directory) for directory, _ in datasets)
         reasons = "".join(f"\n  {one.path}: {one.reason}" for one in found.omissions[:10])
-        raise InputError(f"{path}: " + (f"several data sets, name one: {names}" if names else f"no samples{reasons}"))
+        what = f"several data sets; give the path of one: {names}" if names else f"no samples{reasons}"
+        raise InputError(f"{path}: {what}")
     reading = _Reading(len(found.sources), _silent, list(found.omissions))
     rollouts = list(_parts(datasets[0][1], reading))
     if reading.errors:

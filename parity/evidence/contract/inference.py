@@ -59,7 +59,7 @@ def infer(facts: Facts, groups: Groups, rules: Rules) -> Inferred:
             accepted[name] = Message("{what}, as {agree:,} of {groups} have it", **counts)
         elif of >= FEWEST:
             refused[name] = Message(
-                "not given, and the data is not of one kind: {what} fits {agree:,} of {groups}", **counts
+                "not given, and the data does not tell ({what} fits {agree:,} of {groups})", **counts
             )
     return Inferred(rules, accepted, refused)
 
@@ -108,8 +108,9 @@ def _stop_tokens(facts: Facts, groups: Groups, rules: Rules) -> Found | None:
     if not stopped.any():
         return None
     agree, of = _groups_where(groups, stopped, sound)
-    shown = listed([str(token) for token in tokens[:6].tolist()] or ["none"])
-    return {"stop_token_ids": frozenset(tokens.tolist())}, Message("stop tokens {tokens}", tokens=shown), agree, of
+    shown = listed([str(token) for token in tokens[:6].tolist()])
+    what = Message("stop tokens {tokens}", tokens=shown) if len(tokens) else Message("no set of stop tokens")
+    return {"stop_token_ids": frozenset(tokens.tolist())}, what, agree, of
 
 
 def _placeholders(facts: Facts, groups: Groups, rules: Rules) -> Found | None:

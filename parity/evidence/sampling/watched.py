@@ -296,9 +296,9 @@ def _without_margin(
         e_value=float(np.exp(min(largest, 50))),
         rest=Message("shown")
         if status is Status.FAIL
-        else Message("not shown; {size:.2g} or more would have been seen 4 times in 5", size=size)
+        else Message("no effect is shown; one of {size:.2g} or more would be seen 4 times in 5", size=size)
         if size > 0
-        else Message("no relabeling of any group changes it"),
+        else Message("not testable, as exchanging the labels of the arms changes it in no group"),
     )
     if status is Status.INCONCLUSIVE:
         message = Message("{finding}; {fewest} groups are needed to pass", finding=message, fewest=FEWEST_GROUPS)
@@ -327,10 +327,10 @@ def _slot_finding(name: Name, slots: Slots, largest: float, hypotheses: int) -> 
 
 
 _WHAT = {
-    "output_ids": "pairs inside the experiment are equal {size:+.3%} more often than across the arms",
-    "output_ids_prefix": "pairs inside the experiment begin alike {size:+.3%} more often than across the arms",
-    "sampling_independence": "the arms' group means lie {size:+.1%} further apart than independent samples' would",
-    "sampling_shape": "samples of a group lie {size:+.1%} further apart in the experiment than in the baseline",
+    "output_ids": "share of equal pairs, inside the experiment minus across the arms: {size:+.3%}",
+    "output_ids_prefix": "share of pairs with equal beginnings, inside the experiment minus across the arms: {size:+.3%}",
+    "sampling_independence": "squared difference of the arms' group means, against that of independent samples: {size:+.1%}",
+    "sampling_shape": "distance between samples of a group, from baseline to experiment: {size:+.1%}",
 }
 
 
