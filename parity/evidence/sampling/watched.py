@@ -328,8 +328,8 @@ def _slot_finding(name: Name, slots: Slots, largest: float, hypotheses: int) -> 
 
 _WHAT = {
     "output_ids": "share of equal pairs, inside the experiment minus across the arms: {size:+.3%}",
-    "output_ids_prefix": "share of pairs with equal beginnings, inside the experiment minus across the arms: {size:+.3%}",
-    "sampling_independence": "squared difference of the arms' group means, against that of independent samples: {size:+.1%}",
+    "output_ids_prefix": "share of pairs that begin alike, inside the experiment minus across the arms: {size:+.3%}",
+    "sampling_independence": "squared difference of the arms' group means, against independent samples: {size:+.1%}",
     "sampling_shape": "distance between samples of a group, from baseline to experiment: {size:+.1%}",
 }
 
