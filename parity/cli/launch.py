@@ -20,7 +20,7 @@ from parity.cli.ending import exit_of_signal
 from parity.cli.parsing import Command
 from parity.cli.shared import EXIT_CODES, EXIT_HELP, deliver
 from parity.errors import UsageError
-from parity.findings import Verdict
+from parity.findings import Verdict, quantity
 from parity.records.metric_names import REWARD
 
 if TYPE_CHECKING:
@@ -101,8 +101,8 @@ def _print_plan(launch: LaunchFile, plans: Sequence[RunPlan], console: Console) 
     baseline, *others = launch.arms
     margins = ", ".join(f"{name} ±{margin:g}" for name, margin in launch.margins.items()) or "the defaults"
     console.print(
-        f"{len(plans)} runs on {where}, {place.at_once} at once, in this order. Restart: from "
-        f"{launch.restart.policy}, at most {launch.restart.attempts} attempts, after "
+        f"{quantity(len(plans), 'runs')} on {where}, {place.at_once} at once, in this order. Restart: from "
+        f"{launch.restart.policy}, at most {quantity(launch.restart.attempts, 'attempts')}, after "
         f"{launch.restart.hang_minutes:g} minutes without a step. "
         f"Compared with {baseline}: {', '.join(others)}. Margins: {margins}.",
         markup=False,

@@ -78,7 +78,10 @@ def headline(result: SamplingResult, scope: Scope) -> str:
     if result.judgement.verdict is not Verdict.INCONCLUSIVE or not needed:
         return sentence
     more = max(max(needed) - groups, groups // 10)
-    how = "--resume with a larger --max-groups goes on" if config.fixed is None else "a larger --fixed is a new design"
+    how = "--resume with a larger --max-groups goes on"
+    if config.fixed is not None:
+        again = "recordings of more groups are" if config.engine == "recorded" else "a larger --fixed is"
+        how = f"{again} a new experiment, for another --out"
     return f"{sentence} About {quantity(more, 'more groups')} would show parity if the arms are equal; {how}."
 
 
