@@ -138,7 +138,6 @@ def bench(
     from parity.commands.validation import check_bench, check_live_engines
 
     check_bench(config)
-    check_live_engines([config.engine])
     from parity.commands.bench import open_sources, run_bench, whole_repeats
     from parity.records.bench_files import read_bench
     from parity.report.bench import document, print_bench, ratio_lines, write_bench
@@ -154,6 +153,7 @@ def bench(
             "--control as then"
         )
     sources = open_sources(counts)
+    check_live_engines([config.engine])
     directory = out or new_directory("bench-")
     command = command_line()
     finished: list[Measurement] = []

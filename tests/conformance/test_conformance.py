@@ -12,8 +12,8 @@ import pytest
 from parity.conformance import CASES, check_engine, features, images
 from parity.conformance.known import known_deviations
 from parity.conformance.probe import About, new_id
-from parity.conformance.weights import NOTHING
 from parity.engines import EngineProcess, router
+from parity.engines.client import OF_NOTHING
 from parity.engines.process import reserve_port
 from parity.errors import EngineError, EngineUnavailable, UsageError
 from parity.findings import Level, Severity, Status
@@ -236,7 +236,7 @@ FAULTS = {
         ["weights_version", "weights_missing", "weights_take_effect", "digests_follow_weights"],
     ),
     "layers hashed as nothing": (
-        checker(lambda name, digest: NOTHING if ".layers." in name else digest),
+        checker(lambda name, digest: OF_NOTHING if ".layers." in name else digest),
         ["digests_of_something", "digests_follow_weights"],
     ),
     "digests that never change": (checker(lambda name, digest: name), ["digests_follow_weights"]),
@@ -274,7 +274,7 @@ def test_the_same_cases_pass_where_the_proxy_changes_nothing(through, no_fault):
 @pytest.mark.parametrize(
     ("answer", "status", "named"),
     [
-        ((200, {"checksums": {"tp0:lm_head": "aa", "tp0:qkv_proj": NOTHING}}), Status.FAIL, ["tp0:qkv_proj"]),
+        ((200, {"checksums": {"tp0:lm_head": "aa", "tp0:qkv_proj": OF_NOTHING}}), Status.FAIL, ["tp0:qkv_proj"]),
         ((200, {"checksums": {"tp0:lm_head": "aa", "tp0:qkv_proj": "bb"}}), Status.PASS, None),
         ((200, {"checksums": {}}), Status.FAIL, []),
         ((404, {"detail": "Not Found"}), Status.NOT_COMPARED, None),

@@ -441,5 +441,5 @@ def test_tests_of_an_engine_that_is_gone_say_so_in_a_line(host, nowhere):
     outcomes, output = host("--parity-url", nowhere)
     assert outcomes == {"errors": 1}
     assert "Cannot connect" in output
-    assert "model_info" in output
+    assert "server_info" in output
     assert "asyncio" not in output

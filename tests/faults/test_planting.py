@@ -34,7 +34,15 @@ def test_groups_without_a_difference_in_reward_have_nothing_to_exchange() -> Non
     assert samples == scored([0.0, 0.0], [1.0, 1.0])
 
 
-@pytest.mark.parametrize("text", ["exchanged-outputs", "exchanged-outputs@", "exchanged-outputs@-1", "nothing@3"])
-def test_a_fault_that_there_is_not_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="NAME@STEP"):
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("exchanged-outputs", "NAME@STEP"),
+        ("exchanged-outputs@", "NAME@STEP"),
+        ("exchanged-outputs@-1", "NAME@STEP"),
+        ("nothing@3", "no such fault, but copied-siblings"),
+    ],
+)
+def test_a_fault_that_there_is_not_is_refused(text: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
         planting([text])

@@ -129,14 +129,10 @@ def train(
     monkeypatch.setattr(runner, "_memory", lambda: 0)
 
     def go(out: Path) -> None:
-        bench: Any = SimpleNamespace(
-            config=CONFIG,
-            out=out,
-            task=None,
-            policy=policy,
-            client=SimpleNamespace(update_weights=update_weights),
-            nonce="",
-        )
+        nothing: Any = None
+        client: Any = SimpleNamespace(update_weights=update_weights)
+        its = CONFIG.deployment("native")
+        bench = runner._Bench(CONFIG, out, nothing, nothing, policy, {its: nothing}, {its: client}, {}, "")
 
         async def pair() -> None:
             runs = [runner._open_run(bench, PAIR, role, resume=True) for role in range(2)]

@@ -166,9 +166,10 @@ async def test_an_interruption_does_not_wait_for_an_engine_that_is_starting_agai
     """A real engine takes minutes to start, and Ctrl-C would last as long."""
     command = [sys.executable, "-c", "import time; time.sleep(600)"]
     engine = EngineProcess("slow", lambda port: command, environment={}, log_dir=tmp_path, start_timeout=600)
-    bench: Any = SimpleNamespace(engine=engine)
+    bench: Any = SimpleNamespace(engines={"its": engine}, deployments=lambda run: ["its"])
     reviving = asyncio.create_task(_revive(bench, cast(Any, None), 0, 1, cast(Any, None)))
     while (pid := engine.pid) is None:
+        assert not reviving.done()
         await asyncio.sleep(0.01)
     reviving.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -143,7 +143,7 @@ def test_free_pairs_and_a_replay_of_them(parity_here: Here, at_engine: tuple[str
     [
         (("--experiment", "per-sample"), "both arms are 'per-sample'"),
         (("--engine", "http://127.0.0.1:1"), "allow it with --control"),
-        (("--engine", "vllm"), "no engine 'vllm'"),
+        (("--engine", "vlm"), "no engine 'vlm': expected embedded, sglang, vllm or a URL; did you mean vllm?"),
         (("--task", "chess"), "'chess' is not one of 'arithmetic', 'digits'"),
         (("--steps", "0"), "--steps must be at least 1"),
         (("--plant", "gremlins@1"), "a run takes no such fault, but copied-siblings"),

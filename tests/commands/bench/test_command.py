@@ -240,7 +240,7 @@ def test_logs_and_counters_alone_are_counted():
         (["--seed", str(2**63)], "--seed is 9223372036854775808: expected less than 2**63"),
         (["http://127.0.0.1:1", "--counts", "http://[::1"], "http://[::1: no URL"),
         (["http://127.0.0.1:1", "--compare", "gone.json"], "gone.json: cannot be read"),
-        (["http://127.0.0.1:9"], "no engine answers at http://127.0.0.1:9/health"),
+        (["http://127.0.0.1:9"], "http://127.0.0.1:9: nothing answers there (connection refused)"),
     ],
 )
 def test_what_cannot_be_measured_is_said(arguments, said):
