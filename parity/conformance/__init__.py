@@ -75,7 +75,11 @@ async def _check(
     progress: Progress | None,
     asked: Sequence[ConformanceCase] | None,
 ) -> list[Finding]:
-    client = (await recognised(engine)).client()
+    silent = f"{engine.url}: no information about the engine within {CASE_SECONDS:g} s"
+    try:
+        client = (await asyncio.wait_for(recognised(engine), CASE_SECONDS)).client()
+    except asyncio.TimeoutError as error:
+        raise EngineError(silent) from error
     cases = asked if asked is not None else VLLM_CASES if client.dialect.name == "vllm" else CASES
     findings: list[Finding] = []
     timeout = aiohttp.ClientTimeout(total=CASE_SECONDS)
@@ -83,7 +87,7 @@ async def _check(
         try:
             told = await asyncio.wait_for(about(client, session), CASE_SECONDS)
         except asyncio.TimeoutError as error:
-            raise EngineError(f"{client.url}: no information about the engine within {CASE_SECONDS:g} s") from error
+            raise EngineError(silent) from error
         known, gone = known_deviations(told), ""
         for number, case in enumerate(cases):
             if progress:

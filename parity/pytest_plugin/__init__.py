@@ -125,8 +125,8 @@ def _parity_server(
     from parity.errors import EngineError
 
     if url := request.config.getoption("--parity-url"):
-        engine = open_engine(url, Path(), Path())
         try:
+            engine = open_engine(url, Path(), Path())
             served = asyncio.run(_model_path(engine.client()))
         except EngineError as error:
             pytest.fail(str(error), pytrace=False)
