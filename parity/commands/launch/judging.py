@@ -45,7 +45,7 @@ def judge_launch(launch: LaunchFile, runs: Sequence[Launched], experiment: str) 
     evidence = DrawnEvidence(launch, keeps=True)
     stated = by_curve(launch.margins)
     question = Question(
-        margins_of({metric: stated[metric] for metric in stated}, history=False),
+        margins_of(stated, history=False),
         ended={name: _ending(run) for run in both if (name := run.plan.name) in curves},
         stated=stated,
     )
