@@ -106,8 +106,18 @@ def sample(limit: int, **changed: float) -> Scenario:
     return scenario
 
 
+def watched(found: Mean, block: Callable[[], Table], limit: int) -> Outcome:
+    """A mean watched block by block until it decides, its difference corrected for 19 hypotheses."""
+    for groups in range(BLOCK, limit + 1, BLOCK):
+        found = found.update(*block())
+        verdict = found.verdict(float(found.difference.log_e) - float(np.log(19)))
+        if verdict is not Verdict.INCONCLUSIVE:
+            return {"verdict": verdict.value, "groups": groups}
+    return {"verdict": "INCONCLUSIVE", "groups": limit}
+
+
 def mean(metric: str, times: float, limit: int = 4096) -> Scenario:
-    """One metric of the same draws, at so many times its margin, its difference corrected for 19 hypotheses."""
+    """One metric of the same draws, at so many times its margin."""
     margin = SAMPLING_MEANS[metric]
     changes = {"response_length": "length", "negative_log_likelihood": "likelihood"}
 
@@ -116,13 +126,12 @@ def mean(metric: str, times: float, limit: int = 4096) -> Scenario:
         bound = {"reward": 1.0, "truncated": 1.0, "response_length": float(CAP)}.get(metric)
         found = Mean(margin, relative, bound)
         change = {changes.get(metric, metric): times * margin}
-        for groups in range(BLOCK, limit + 1, BLOCK):
-            values, _ = draw(rng, BLOCK, **change)
-            found = found.update(*(table.mean(axis=1) for table in values[metric]))
-            verdict = found.verdict(float(found.difference.log_e) - float(np.log(19)))
-            if verdict is not Verdict.INCONCLUSIVE:
-                return {"verdict": verdict.value, "groups": groups}
-        return {"verdict": "INCONCLUSIVE", "groups": limit}
+
+        def block() -> Table:
+            baseline, experiment = draw(rng, BLOCK, **change)[0][metric]
+            return baseline.mean(axis=1), experiment.mean(axis=1)
+
+        return watched(found, block, limit)
 
     return scenario
 
@@ -150,12 +159,7 @@ def wide_reward(limit: int = 2048) -> Scenario:
 
     def scenario(rng: np.random.Generator) -> Outcome:
         found = Mean(0.1, bound=100.0)
-        for groups in range(BLOCK, limit + 1, BLOCK):
-            found = found.update(np.zeros(BLOCK), rng.normal(0.2, 1, BLOCK))
-            verdict = found.verdict(float(found.difference.log_e) - float(np.log(19)))
-            if verdict is not Verdict.INCONCLUSIVE:
-                return {"verdict": verdict.value, "groups": groups}
-        return {"verdict": "INCONCLUSIVE", "groups": limit}
+        return watched(found, lambda: (np.zeros(BLOCK), rng.normal(0.2, 1, BLOCK)), limit)
 
     return scenario
 
